@@ -1,0 +1,41 @@
+# Everything works on a fresh clone with nothing but Python >= 3.11, make and a package index.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+
+.PHONY: demo test lint bench soak clean
+
+demo: $(VENV)/.core
+	$(BIN)/kedge demo
+
+test: $(VENV)/.dev
+	$(BIN)/pytest -m "not soak"
+
+soak: $(VENV)/.dev
+	$(BIN)/pytest
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.dev
+	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/exact_map.py
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info
+
+# A stamp per set of dependencies: nothing is installed, let alone downloaded, twice.
+$(VENV)/.core: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --editable .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --editable ".[dev]"
+	@touch $@ $(VENV)/.core
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Kedge needs Python 3.11 or newer: make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)

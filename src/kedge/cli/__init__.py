@@ -1,0 +1,44 @@
+"""The `kedge` command: one file per verb; everything heavy is imported inside the verb."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from kedge.cli import demo, evaluate, train
+from kedge.errors import KedgeError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="kedge",
+    help="Image retrieval with learnable class anchors: train an encoder, measure it, search pictures.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+train.register(app)
+evaluate.register(app)
+demo.register(app)
+
+
+@app.callback(invoke_without_command=True)
+def _options(version: bool = typer.Option(False, "--version", help="Print the version.")) -> None:
+    if version:
+        import kedge
+
+        typer.echo(f"kedge {kedge.__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command; an error of the user's is one sentence on stderr and exit status 2."""
+    try:
+        app()
+    except KedgeError as error:
+        typer.echo(f"kedge: {error}", err=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        typer.echo("kedge: stopped.", err=True)
+        sys.exit(130)

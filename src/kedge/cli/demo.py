@@ -1,0 +1,51 @@
+"""`kedge demo`: the whole road on the bundled sample."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["register"]
+
+_LOSSES = ("cam", "cross_entropy")
+_QUERIES = 8
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command("demo")(demo)
+
+
+def demo(
+    folder: Annotated[
+        Path | None, typer.Option(help="Where to leave everything; by default below runs/demo.")
+    ] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(help="Overrides, such as recipe.epochs=3.")] = None,
+) -> None:
+    """Train with class anchors and with cross-entropy on the bundled sample, and compare."""
+    from rich.console import Console
+
+    from kedge.datasets import sample
+    from kedge.evaluation import compare, evaluate, retrieval_grid, top_hits
+    from kedge.training import train
+
+    folder = folder or Path("runs", "demo", f"{datetime.now():%Y-%m-%d_%H-%M-%S}")
+    console = Console()
+    dataset = sample()
+    models, reports = {}, {}
+    for loss in _LOSSES:
+        chosen = ["experiment=demo", f"loss={loss}", *(overrides or [])]
+        models[loss] = train(overrides=chosen, folder=folder / loss)
+        reports[loss] = evaluate(models[loss], dataset)
+        reports[loss].save(folder / loss / "metrics.json")
+    console.print(compare(reports))
+    picture = folder / "top6.png"
+    step = len(dataset.test) // _QUERIES
+    queries = [row * step + step // 2 for row in range(_QUERIES)]
+    hits = {loss: top_hits(model, dataset, queries) for loss, model in models.items()}
+    retrieval_grid(dataset, queries, hits).savefig(picture)
+    typer.echo(f"The first hits of both, side by side: {picture}")
+    typer.echo(f"The models: {folder}/cam/model and {folder}/cross_entropy/model")

@@ -1,0 +1,37 @@
+"""`kedge evaluate`: how well a trained model retrieves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command("evaluate")(evaluate)
+
+
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="A run's folder, as kedge train left it.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Another dataset: dataset=svhn, or dataset.path=…")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Where metrics.json goes; by default into the run.")] = None,
+) -> None:
+    """Search the training pictures with the test pictures, and write metrics.json."""
+    from rich.console import Console
+
+    from kedge.evaluation import evaluate as measure
+    from kedge.model import Model
+    from kedge.training import dataset_of
+
+    model = Model.load(run)
+    report = measure(model, dataset_of(run, overrides or []))
+    path = out or run / "metrics.json"
+    report.save(path)
+    Console().print(report)
+    typer.echo(f"Written to {path}.")

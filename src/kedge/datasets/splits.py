@@ -1,0 +1,62 @@
+"""Splits by class, the same for the same seed: held-out rows and few-shot sets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from kedge.errors import ConfigError
+
+__all__ = ["few_shot", "hold_out", "shot_counts"]
+
+
+def hold_out(labels: np.ndarray, fraction: float = 0.1, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Training rows and held-out rows, both sorted: of every class the fraction, at least one picture.
+
+    A class with a single picture keeps it for training.
+
+    >>> train_rows, held_out_rows = hold_out(np.array([0] * 20 + [1] * 10 + [2]))
+    >>> len(train_rows), len(held_out_rows)
+    (28, 3)
+    """
+    if not 0 <= fraction < 1:
+        raise ConfigError(f"fraction must lie between 0 and 1 (1 excluded), not {fraction}.")
+    held_out = [np.empty(0, dtype=np.int64)]
+    if fraction > 0:
+        for rows in _shuffled_by_class(labels, seed):
+            count = min(len(rows) - 1, max(1, round(fraction * len(rows))))
+            held_out.append(rows[:count])
+    chosen = np.sort(np.concatenate(held_out))
+    return np.setdiff1d(np.arange(len(labels)), chosen, assume_unique=True), chosen
+
+
+def few_shot(labels: np.ndarray, shots: int, seed: int = 0) -> np.ndarray:
+    """Sorted rows of ``shots`` pictures of every class (all, where a class has fewer).
+
+    With one seed the sets are nested: more shots add pictures and drop none.
+
+    >>> len(few_shot(np.array([0, 0, 0, 1, 1, 1]), 2))
+    4
+    """
+    if shots < 1:
+        raise ConfigError(f"shots must be at least 1, not {shots}.")
+    chosen = [rows[:shots] for rows in _shuffled_by_class(labels, seed)]
+    return np.sort(np.concatenate([np.empty(0, dtype=np.int64), *chosen]))
+
+
+def shot_counts(labels: np.ndarray) -> list[int]:
+    """1, 2, 4, 8 ... doubling until all pictures are used.
+
+    >>> shot_counts(np.array([0, 0, 0, 0, 0, 1]))
+    [1, 2, 4, 8]
+    """
+    largest = int(np.bincount(labels).max(initial=1))
+    return [2**power for power in range((largest - 1).bit_length() + 1)]
+
+
+def _shuffled_by_class(labels: np.ndarray, seed: int) -> Iterator[np.ndarray]:
+    """The rows of each class in an order of its own, which no other class has a say in."""
+    labels = np.asarray(labels)
+    for label in np.unique(labels):
+        yield np.random.default_rng([seed, int(label)]).permutation(np.flatnonzero(labels == label))

@@ -1,0 +1,135 @@
+"""Backbones: networks that turn a batch of pictures into pooled features, without their classifier."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+
+from torch import nn
+from torchvision.models import ResNet, resnet18, resnet50, resnet101, swin_t
+from torchvision.models.resnet import BasicBlock
+
+from kedge.errors import ConfigError
+
+__all__ = ["NAMES", "STEMS", "TIMM", "Backbone", "build_backbone", "check_name", "import_timm", "timm_model"]
+
+STEMS = ("auto", "imagenet", "small", "half")
+SMALL_IMAGE = 64
+TIMM = "timm:"
+
+
+def _resnet10() -> ResNet:
+    return ResNet(BasicBlock, [1, 1, 1, 1])
+
+
+_RESNETS: dict[str, Callable[[], ResNet]] = {
+    "resnet10": _resnet10,
+    "resnet18": resnet18,
+    "resnet50": resnet50,
+    "resnet101": resnet101,
+}
+NAMES = (*_RESNETS, "swin_t", TIMM + "<model>")
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """A network up to its pooled features, and what must be known about it."""
+
+    network: nn.Module
+    width: int
+    stem: str
+    classifier: tuple[str, ...]
+    """Where pretrained files keep the classifier that was cut off."""
+
+
+def build_backbone(name: str, *, stem: str = "imagenet", image_size: int | None = None) -> Backbone:
+    """The backbone called ``name``, with random weights."""
+    check_name(name)
+    if stem not in STEMS:
+        raise ConfigError(f"stem must be one of {', '.join(STEMS)}; found {stem!r}.")
+    if name in _RESNETS:
+        return _build_resnet(name, stem, image_size)
+    if stem not in ("auto", "imagenet"):
+        raise ConfigError(f"stem {stem!r} is for ResNets only; found encoder {name}: leave stem at auto.")
+    if name.startswith(TIMM):
+        return _build_timm(name, image_size)
+    return _build_swin(image_size)
+
+
+def check_name(name: str) -> None:
+    """Refuse a name no backbone has."""
+    if name.startswith(TIMM):
+        timm_model(name)
+    elif name not in NAMES:
+        raise ConfigError(f"encoder must be one of {', '.join(NAMES)}; found {name!r}.")
+
+
+def _build_resnet(name: str, stem: str, image_size: int | None) -> Backbone:
+    network = _RESNETS[name]()
+    width = network.fc.in_features
+    network.fc = nn.Identity()
+    if stem == "auto":
+        stem = "small" if image_size is not None and image_size <= SMALL_IMAGE else "imagenet"
+    if stem != "imagenet":
+        stride = 1 if stem == "small" else 2
+        network.conv1 = nn.Conv2d(3, 64, kernel_size=3, stride=stride, padding=1, bias=False)
+        nn.init.kaiming_normal_(network.conv1.weight, mode="fan_out", nonlinearity="relu")
+        network.maxpool = nn.Identity()
+    return Backbone(network, width, stem, ("fc",))
+
+
+def _build_swin(image_size: int | None) -> Backbone:
+    _check_size("swin_t", image_size, wanted=224)
+    network = swin_t()
+    width = network.head.in_features
+    network.head = nn.Identity()
+    return Backbone(network, width, "imagenet", ("head",))
+
+
+def _build_timm(name: str, image_size: int | None) -> Backbone:
+    timm, model = import_timm(), timm_model(name)
+    try:
+        network = timm.create_model(model, num_classes=0)
+    except RuntimeError as error:  # a pretrained tag ("resnet18.tag") that does not exist
+        raise ConfigError(f"encoder {name!r} cannot be built by timm: {error}") from error
+    settings = network.pretrained_cfg
+    if settings.get("fixed_input_size"):
+        _check_size(name, image_size, wanted=settings["input_size"][-1])
+    # Some networks (MobileNet) have a layer between num_features and the classifier; it stays.
+    width = getattr(network, "head_hidden_size", None) or network.num_features
+    classifier = settings.get("classifier") or ()
+    classifier = (classifier,) if isinstance(classifier, str) else tuple(classifier)
+    return Backbone(network, width, "imagenet", classifier)
+
+
+def _check_size(name: str, image_size: int | None, *, wanted: int) -> None:
+    if image_size is not None and image_size != wanted:
+        raise ConfigError(
+            f"encoder {name} takes pictures of {wanted} x {wanted} pixels; found image_size {image_size}: "
+            f"resize the pictures to {wanted}, or choose a ResNet."
+        )
+
+
+def import_timm() -> ModuleType:
+    """The module ``timm``, or a sentence that says how to get it."""
+    try:
+        import timm
+    except ImportError as error:
+        raise ConfigError(
+            "encoders called timm:<model> need timm, which is not installed: pip install 'kedge[timm]'."
+        ) from error
+    return timm
+
+
+def timm_model(name: str) -> str:
+    """The timm model that ``timm:<model>`` stands for."""
+    timm, model = import_timm(), name.removeprefix(TIMM)
+    # is_model knows registered architectures only, so no name here can make timm open a network connection.
+    if not timm.is_model(model):
+        close = difflib.get_close_matches(model, timm.list_models(), n=3)
+        names = " or ".join(TIMM + match for match in close)
+        hint = f"did you mean {names}?" if close else "timm.list_models() names them all."
+        raise ConfigError(f"timm has no model {model!r}: {hint}")
+    return model

@@ -1,0 +1,101 @@
+"""The encoder: a backbone and a head, trained and saved as one module."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from torch import Tensor, nn
+
+from kedge.encoders.backbones import Backbone, build_backbone
+from kedge.encoders.heads import build_head
+from kedge.encoders.weights import load_weights
+from kedge.errors import ConfigError
+
+__all__ = ["Encoder", "build_encoder"]
+
+
+class Encoder(nn.Module):
+    """Float pictures B x 3 x H x W in, embeddings B x ``dim`` out; made by :func:`build_encoder`."""
+
+    def __init__(self, name: str, backbone: Backbone, *, dim: int, head: str) -> None:
+        super().__init__()
+        self.name = name
+        self.dim = dim
+        self.width = backbone.width
+        self.stem = backbone.stem
+        self.head_kind = head
+        self.frozen = False
+        self.backbone = backbone.network
+        self.head = build_head(head, backbone.width, dim)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Embed a batch of pictures."""
+        return self.head(self.backbone(images))  # type: ignore[no-any-return]
+
+    def freeze(self) -> Self:
+        """Keep the backbone as it is: no gradients, and batch statistics that no longer move."""
+        self.frozen = True
+        self.backbone.requires_grad_(False)
+        return self.train(self.training)
+
+    def train(self, mode: bool = True) -> Self:
+        """Set training mode; a frozen backbone stays in evaluation mode."""
+        super().train(mode)
+        if self.frozen:
+            self.backbone.eval()
+        return self
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """The architecture, ready for JSON; :meth:`from_spec` builds it again."""
+        return {"name": self.name, "dim": self.dim, "stem": self.stem, "head": self.head_kind}
+
+    @classmethod
+    def from_spec(cls, spec: Mapping[str, Any]) -> Self:
+        """The architecture that ``spec`` describes, with random weights."""
+        backbone = build_backbone(spec["name"], stem=spec["stem"])
+        return cls(spec["name"], backbone, dim=_checked_dim(spec["dim"]), head=spec["head"])
+
+
+def build_encoder(
+    name: str = "resnet18",
+    *,
+    dim: int | None = None,
+    stem: str = "auto",
+    head: str = "linear",
+    weights: str | Path | None = None,
+    image_size: int | None = None,
+) -> Encoder:
+    """Build an encoder.
+
+    Args:
+        name: ``resnet10``, ``resnet18``, ``resnet50``, ``resnet101``, ``swin_t`` or ``timm:<model>``.
+        dim: size of the embedding; by default the width of the backbone.
+        stem: how a ResNet begins. ``imagenet``: 7 x 7, stride 2, then max-pooling; ``small``: 3 x 3,
+            stride 1; ``half``: 3 x 3, stride 2, quick on CPUs; ``auto``: ``small`` for pictures of up to
+            64 pixels trained from scratch, otherwise ``imagenet``.
+        head: ``none`` (the pooled features themselves), ``linear``, or ``bounded`` (for CAM).
+        weights: ``None`` (random), ``default``, a torchvision name such as ``IMAGENET1K_V1``, or a file
+            (``.pth``, ``.pt``, ``.safetensors``). A ``small`` or ``half`` stem keeps its first
+            convolution random, since the pretrained one has another shape.
+        image_size: side of the pictures, where it is known.
+
+    >>> encoder = build_encoder("resnet10", dim=64, image_size=32)
+    >>> encoder.stem, encoder.width, encoder.dim
+    ('small', 512, 64)
+    """
+    if weights is not None and stem == "auto":
+        stem = "imagenet"
+    backbone = build_backbone(name, stem=stem, image_size=image_size)
+    encoder = Encoder(name, backbone, dim=_checked_dim(backbone.width if dim is None else dim), head=head)
+    if weights is not None:
+        load_weights(name, backbone, weights)
+    return encoder
+
+
+def _checked_dim(dim: Any) -> int:
+    if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
+        raise ConfigError(f"dim must be a whole number of at least 1; found {dim!r}.")
+    return dim

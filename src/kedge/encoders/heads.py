@@ -1,0 +1,59 @@
+"""Heads: from the pooled features of a backbone (B x width) to embeddings (B x dim)."""
+
+from __future__ import annotations
+
+import math
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kedge.errors import ConfigError
+
+__all__ = ["GAIN", "HEADS", "BoundedHead", "build_head"]
+
+HEADS = ("none", "linear", "bounded")
+
+GAIN = 3.0
+
+
+class BoundedHead(nn.Module):
+    """A linear layer whose input is bounded: no eigenvalue of that input's second moment exceeds ``GAIN**2``.
+
+    The attractor is a squared loss, so that second moment is the curvature in the layer's weights, and an
+    optimizer is stable only while rate times largest eigenvalue stays small. Batch normalisation without
+    affine parameters gives each of the ``width`` features variance 1 at most; times ``GAIN / sqrt(width)``
+    the trace, and with it every eigenvalue, is at most ``GAIN**2``. Weight and bias start at zero.
+    """
+
+    def __init__(self, width: int, dim: int) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(width, affine=False)
+        self.scale = GAIN / math.sqrt(width)
+        self.linear = nn.Linear(width, dim)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Embed ``features``."""
+        return self.linear(self.bounded(features))  # type: ignore[no-any-return]
+
+    def bounded(self, features: Tensor) -> Tensor:
+        """What the linear layer sees."""
+        if self.training and features.shape[0] == 1:
+            # One image has no variance: batch statistics would erase it, so the running ones serve.
+            norm = self.norm
+            normed = F.batch_norm(features, norm.running_mean, norm.running_var, training=False, eps=norm.eps)
+        else:
+            normed = self.norm(features)
+        return normed * self.scale
+
+
+def build_head(kind: str, width: int, dim: int) -> nn.Module:
+    """The head called ``kind``; ``none`` becomes a linear layer where ``dim`` is not the backbone's width."""
+    if kind not in HEADS:
+        raise ConfigError(f"head must be one of {', '.join(HEADS)}; found {kind!r}.")
+    if kind == "bounded":
+        return BoundedHead(width, dim)
+    if kind == "none" and dim == width:
+        return nn.Identity()
+    return nn.Linear(width, dim)

@@ -1,0 +1,124 @@
+"""The protocol: test pictures are queries, the whole training set is the gallery, four ways to search it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+import torch
+
+from kedge.datasets import Dataset
+from kedge.errors import ConfigError, DataError
+from kedge.evaluation.embedding import embed_pictures, route
+from kedge.evaluation.report import METRICS, Report
+from kedge.metrics import Ranking, accuracy, rank_relevant
+from kedge.metrics.distances import DEFAULT_MEMORY
+from kedge.metrics.inputs import Array
+from kedge.metrics.ranking import Rest
+from kedge.model import Model
+
+
+def evaluate_embeddings(
+    queries: Array,
+    query_labels: Array,
+    gallery: Array,
+    gallery_labels: Array,
+    *,
+    query_routes: Array,
+    gallery_routes: Array,
+    meta: Mapping[str, Any] | None = None,
+    memory: int = DEFAULT_MEMORY,
+) -> Report:
+    """Score embeddings under brute force and under lists.
+
+    A route is the class a model sends an embedding to (the nearest anchor, the classifier's choice, the
+    nearest class mean). Queries look into the list of their route; items sit in the list of their label
+    (label lists) or of their own route (anchor lists).
+    """
+
+    def search(lists: Array | None = None, rest: Rest = "dropped") -> Ranking:
+        return rank_relevant(
+            queries,
+            query_labels,
+            gallery,
+            gallery_labels,
+            ks=(1, 20, 100),
+            query_lists=None if lists is None else query_routes,
+            gallery_lists=lists,
+            rest=rest,
+            memory=memory,
+        )
+
+    brute_force = search()
+    return Report(
+        brute_force=_scores(brute_force),
+        label_lists=_scores(search(gallery_labels)),
+        label_lists_rest_last=_scores(search(gallery_labels, rest="last")),
+        anchor_lists=_scores(search(gallery_routes)),
+        accuracy=accuracy(query_routes, query_labels),
+        # The first hit is right or wrong; a query of a class that the gallery lacks counts as wrong.
+        knn1=float(brute_force.precision[1].mean()),
+        queries=len(brute_force.relevant),
+        left_out=brute_force.left_out,
+        meta=dict(meta or {}),
+    )
+
+
+def evaluate(model: Model, dataset: Dataset, *, batch_size: int = 256, limit: int | None = None) -> Report:
+    """Embed the training set as gallery and the test set as queries, and score the model on its device.
+
+    ``limit`` takes that many queries, spread evenly over the test set; the gallery stays whole.
+    """
+    if model.classes != dataset.classes:
+        raise DataError(
+            f"The model knows {len(model.classes)} classes and {dataset.name} has {len(dataset.classes)}, "
+            "not the same in the same order; evaluate on the classes it was trained on."
+        )
+    if limit is not None and limit < 1:
+        raise ConfigError(f"limit is {limit}; give at least 1, or None for every query.")
+    if len(dataset.test) == 0:
+        raise DataError(f"{dataset.name} has no test pictures to use as queries; hold some out.")
+    asked = dataset.test
+    if limit is not None and limit < len(asked):
+        asked = asked.subset(np.arange(limit) * len(asked) // limit)
+    queries = embed_pictures(model, asked, batch_size=batch_size, title="queries")
+    gallery = embed_pictures(model, dataset.train, batch_size=batch_size, title="gallery")
+    return evaluate_embeddings(
+        queries,
+        asked.labels,
+        gallery,
+        dataset.train.labels,
+        query_routes=route(model, queries),
+        gallery_routes=route(model, gallery),
+        meta={
+            "model": model.encoder.name,
+            "model_fingerprint": model.fingerprint,
+            "loss": model.loss,
+            "dim": model.dim,
+            "dataset": dataset.name,
+            "dataset_fingerprint": dataset.fingerprint(),
+            "classes": len(dataset.classes),
+            "gallery": len(dataset.train),
+            "test": len(dataset.test),
+            "device": _device_name(model.device),
+            "versions": {"kedge": _version("kedge"), "torch": torch.__version__},
+        },
+    )
+
+
+def _scores(ranking: Ranking) -> dict[str, float]:
+    means = ranking.mean()
+    return {metric: means[metric] for metric in METRICS}
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,77 @@
+"""What an evaluation found: a value that is saved as ``metrics.json``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Self
+
+from rich.console import RenderableType
+
+from kedge.errors import DataError
+
+METHODS = ("brute_force", "label_lists", "label_lists_rest_last", "anchor_lists")
+METRICS = ("mAP", "P@20", "P@100")
+
+
+@dataclass(frozen=True)
+class Report:
+    """The scores of one model on one dataset; each method maps mAP, P@20 and P@100 to a number."""
+
+    brute_force: dict[str, float]
+    label_lists: dict[str, float]
+    label_lists_rest_last: dict[str, float]
+    anchor_lists: dict[str, float]
+    accuracy: float
+    knn1: float
+    queries: int
+    left_out: int
+    meta: dict[str, Any] = field(default_factory=dict)
+
+    def scores(self, method: str) -> dict[str, float]:
+        """The scores of one of ``METHODS``."""
+        values: dict[str, float] = getattr(self, method)
+        return values
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of ``metrics.json``."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, content: Any) -> Self:
+        """The report with this content; DataError where it is none."""
+        names = {one.name for one in fields(cls)}
+        if not isinstance(content, dict) or content.keys() != names:
+            raise DataError(f"A report has the keys {', '.join(sorted(names))}; this content has others.")
+        for method in METHODS:
+            scores = content[method]
+            if not isinstance(scores, dict) or scores.keys() != set(METRICS):
+                raise DataError(f"{method} of a report needs the scores {', '.join(METRICS)}.")
+        return cls(**content)
+
+    def save(self, path: str | Path) -> None:
+        """Write ``metrics.json``, all or nothing."""
+        path = Path(path)
+        part = path.with_name(f".{path.name}.part")
+        text = json.dumps(self.to_json(), indent=2, ensure_ascii=False) + "\n"
+        try:
+            part.write_text(text, encoding="utf-8")
+            part.replace(path)
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            raise DataError(f"The report cannot be saved as {path}: {error.strerror}.") from error
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read what :meth:`save` wrote."""
+        try:
+            content = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path} cannot be read as metrics.json: {error}.") from error
+        return cls.from_json(content)
+
+    def __rich__(self) -> RenderableType:
+        from kedge.evaluation.tables import show
+
+        return show(self)

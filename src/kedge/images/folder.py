@@ -1,0 +1,82 @@
+"""Walking a folder of pictures."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from kedge.errors import DataError
+
+__all__ = ["EXTENSIONS", "list_classes", "list_pictures"]
+
+EXTENSIONS = frozenset(
+    {".avif", ".bmp", ".gif", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".pnm"}
+    | {".ppm", ".tga", ".tif", ".tiff", ".webp"}
+)
+
+
+def list_pictures(folder: str | Path) -> list[Path]:
+    """All pictures under a folder, at any depth, sorted by path; hidden files and folders are left out.
+
+    Links are followed, each folder is entered once. A link that leads nowhere is listed when its name is a
+    picture's, so that reading it tells of it.
+    """
+    return list(_walk(_existing(folder), seen=set()))
+
+
+def list_classes(folder: str | Path) -> tuple[list[str], list[Path], list[int]]:
+    """Classes, files and their labels: every first-level folder that holds pictures is a class, sorted."""
+    classes: list[str] = []
+    files: list[Path] = []
+    labels: list[int] = []
+    for entry in _entries(_existing(folder)):
+        if pictures := (list_pictures(entry.path) if _is_folder(entry) else []):
+            labels.extend([len(classes)] * len(pictures))
+            files.extend(pictures)
+            classes.append(entry.name)
+    return classes, files, labels
+
+
+def _existing(folder: str | Path) -> Path:
+    folder = Path(folder).expanduser()
+    if not folder.exists():
+        raise DataError(f"There is no folder {folder}: check the path.")
+    if not folder.is_dir():
+        raise DataError(f"{folder} is a file: give the folder that holds the pictures.")
+    return folder
+
+
+def _walk(folder: Path, seen: set[tuple[int, int]]) -> Iterator[Path]:
+    status = folder.stat()
+    if (status.st_dev, status.st_ino) in seen:
+        return
+    seen.add((status.st_dev, status.st_ino))
+    for entry in _entries(folder):
+        if _is_folder(entry):
+            yield from _walk(Path(entry.path), seen)
+        elif Path(entry.name).suffix.lower() in EXTENSIONS and _is_file_or_lost_link(entry):
+            yield Path(entry.path)
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda e: e.name)
+    except OSError as error:
+        raise DataError(f"The folder {folder} cannot be opened ({error.strerror}).") from error
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that leads back to itself
+        return False
+
+
+def _is_file_or_lost_link(entry: os.DirEntry[str]) -> bool:
+    """Not pipes and sockets: opening one would wait for ever."""
+    try:
+        return entry.is_file() or (entry.is_symlink() and not Path(entry.path).exists())
+    except OSError:
+        return entry.is_symlink()

@@ -1,0 +1,99 @@
+"""From a picture to what the encoder sees; stored with the model, so that search sees what training saw."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+from kedge.errors import ConfigError
+from kedge.images.reading import to_rgb
+
+__all__ = ["IMAGENET_MEAN", "IMAGENET_STD", "Preprocessing"]
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """Resize and centre crop (``to_pixels``), then scale and standardise (``normalise``).
+
+    ``size`` is the output's side; None leaves pictures as they are. Pixels are multiplied by ``scale``;
+    ``mean`` and ``std``, given together, standardise the scaled values per channel.
+    """
+
+    size: int | None = 224
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    scale: float = 1 / 256
+
+    def __post_init__(self) -> None:
+        if self.size is not None and self.size < 1:
+            raise ConfigError(f"size must be a positive number of pixels or None, not {self.size}.")
+        if self.scale <= 0:
+            raise ConfigError(f"scale must be positive, not {self.scale}.")
+        if (self.mean is None) != (self.std is None):
+            raise ConfigError("mean and std must be given together: one value per channel each, or neither.")
+        if self.mean is not None and self.std is not None:
+            if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
+                raise ConfigError(
+                    f"mean and std must hold 3 values each, std positive; found {self.mean} and {self.std}."
+                )
+            object.__setattr__(self, "mean", tuple(float(value) for value in self.mean))
+            object.__setattr__(self, "std", tuple(float(value) for value in self.std))
+
+    def to_pixels(self, image: Image.Image) -> np.ndarray:
+        """The picture's centre as uint8, 3 x size x size: the shorter side fills the output, antialiased."""
+        image = to_rgb(image)
+        if self.size is not None and image.size != (self.size, self.size):
+            # Only the centre square is resampled: the same picture as resizing first and cropping then,
+            # without the huge image in between that a very long and narrow one would become.
+            side = min(image.size)
+            left, top = (image.width - side) / 2, (image.height - side) / 2
+            image = image.resize(
+                (self.size, self.size),
+                Image.Resampling.BILINEAR,
+                box=(left, top, left + side, top + side),
+            )
+        return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
+
+    def normalise(self, pixels: Tensor) -> Tensor:
+        """Pixels 0 to 255, B x 3 x H x W of any dtype, as float32: times scale, at ``size``, standardised."""
+        return self.standardise(self.fit(pixels.to(torch.float32) * self.scale))
+
+    def fit(self, images: Tensor) -> Tensor:
+        """Square float images at ``size``: resampled on their device, where they have another side."""
+        if self.size is None or images.shape[-1] == images.shape[-2] == self.size:
+            return images
+        side = (self.size, self.size)
+        return F.interpolate(images, side, mode="bilinear", align_corners=False, antialias=True)
+
+    def standardise(self, images: Tensor) -> Tensor:
+        """``(x - mean) / std`` of images that are scaled already, such as those ``Augmentation`` returns."""
+        if self.mean is None or self.std is None:
+            return images
+        # Plain numbers per channel: tensors of them would cost a host synchronisation on every batch.
+        channels = zip(images.unbind(-3), self.mean, self.std, strict=True)
+        return torch.stack([(channel - mean) / std for channel, mean, std in channels], dim=-3)
+
+    def to_json(self) -> dict[str, Any]:
+        """A dictionary of plain values; ``from_json`` reads it."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Preprocessing:
+        """The Preprocessing that ``to_json`` wrote."""
+        unknown = sorted(set(values) - set(cls.__dataclass_fields__))
+        if unknown:
+            raise ConfigError(f"Unknown preprocessing setting {unknown[0]!r}: it was written by a newer Kedge.")
+        as_tuples: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+        }
+        return cls(**as_tuples)

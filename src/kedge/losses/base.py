@@ -1,0 +1,56 @@
+"""What every loss offers to training, whatever its formula."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from kedge.errors import ConfigError
+
+__all__ = ["RetrievalLoss", "check_labels", "in_full_precision"]
+
+
+class RetrievalLoss(nn.Module):
+    """A loss over embeddings and labels, with or without parameters of its own.
+
+    Training registers it as a submodule beside the encoder, so its parameters are moved, optimised (in a group
+    of their own), saved and resumed with everything else.
+    """
+
+    name: ClassVar[str]
+    head: ClassVar[Literal["bounded", "linear", "none"]] = "linear"
+    """The encoder head that suits the loss, where the user names none."""
+
+    def components(self, embeddings: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """The parts of the loss by name; their sum is the loss."""
+        raise NotImplementedError
+
+    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """The loss, a scalar."""
+        return torch.stack(list(self.components(embeddings, labels).values())).sum()
+
+    def predict(self, embeddings: Tensor) -> Tensor | None:
+        """The class of each embedding, or None where the loss knows no classes."""
+        del embeddings
+        return None
+
+
+def in_full_precision(embeddings: Tensor) -> Tensor:
+    """The embeddings in float32, or float64 where they are that already."""
+    return embeddings if embeddings.dtype == torch.float64 else embeddings.float()
+
+
+def check_labels(labels: Tensor, num_classes: int) -> None:
+    """Refuse labels outside 0 … num_classes - 1, where looking costs no wait for a GPU."""
+    if labels.is_floating_point():
+        raise ConfigError(f"labels must be integers, found {labels.dtype}.")
+    if torch.compiler.is_compiling() or labels.device.type != "cpu" or labels.numel() == 0:
+        return
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= num_classes:
+        raise ConfigError(
+            f"labels must lie in 0 … {num_classes - 1}, found {low if low < 0 else high}: "
+            "check the labels, or raise num_classes."
+        )

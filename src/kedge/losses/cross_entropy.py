@@ -1,0 +1,39 @@
+"""Cross-entropy with its classifier; the embedding is what enters the classifier."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from kedge.losses.base import RetrievalLoss, check_labels, in_full_precision
+
+__all__ = ["CrossEntropyLoss"]
+
+
+class CrossEntropyLoss(RetrievalLoss):
+    """−log softmax(W e + b)_y, mean over the batch; `classifier` holds W and b."""
+
+    name: ClassVar[str] = "cross_entropy"
+    head: ClassVar[Literal["bounded", "linear", "none"]] = "none"
+
+    def __init__(self, num_classes: int, dim: int, label_smoothing: float = 0.0) -> None:
+        super().__init__()
+        self.classifier = nn.Linear(dim, num_classes)
+        self.label_smoothing = label_smoothing
+
+    def components(self, embeddings: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """`cross_entropy`, the only part."""
+        check_labels(labels, self.classifier.out_features)
+        with torch.autocast(embeddings.device.type, enabled=False):
+            logits = self.classifier(in_full_precision(embeddings))
+            value = nn.functional.cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
+        return {"cross_entropy": value}
+
+    @torch.no_grad()
+    def predict(self, embeddings: Tensor) -> Tensor:
+        """The class with the highest logit, for each embedding."""
+        with torch.autocast(embeddings.device.type, enabled=False):
+            predicted: Tensor = self.classifier(in_full_precision(embeddings)).argmax(dim=1)
+        return predicted

@@ -1,0 +1,17 @@
+"""Ranking metrics as pure functions over embeddings and labels: exact, in bounded memory, on CPU or GPU."""
+
+from __future__ import annotations
+
+from kedge.metrics.nearest import nearest
+from kedge.metrics.ranking import Ranking, rank_relevant
+from kedge.metrics.scores import accuracy, knn_accuracy, mean_average_precision, precision_at_k
+
+__all__ = [
+    "Ranking",
+    "accuracy",
+    "knn_accuracy",
+    "mean_average_precision",
+    "nearest",
+    "precision_at_k",
+    "rank_relevant",
+]

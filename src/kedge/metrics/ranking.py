@@ -1,0 +1,147 @@
+"""Where the relevant items of each query stand in its result, and the scores that follow from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from kedge.errors import ConfigError, DataError
+from kedge.metrics.counting import NEVER, count_ranks, work_space
+from kedge.metrics.distances import DEFAULT_MEMORY, distance_blocks
+from kedge.metrics.inputs import Array, check_depths, check_integers, check_pair, check_self_index
+
+Rest = Literal["dropped", "last"]
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The scores of each query; zero for a query without a relevant item (``relevant == 0``)."""
+
+    average_precision: Tensor
+    precision: dict[int, Tensor]
+    relevant: Tensor
+
+    @property
+    def left_out(self) -> int:
+        """How many queries have no relevant item in the gallery and take no part in the means."""
+        return int((self.relevant == 0).sum())
+
+    def mean(self) -> dict[str, float]:
+        """``{"mAP": …, "P@k": …}`` over the queries that have a relevant item."""
+        judged = self.relevant > 0
+        if not bool(judged.any()):
+            raise DataError("No query has a relevant item in the gallery; check that both use the same labels.")
+        scores = {"mAP": self.average_precision}
+        scores |= {f"P@{k}": precision for k, precision in self.precision.items()}
+        return {name: float(values[judged].mean()) for name, values in scores.items()}
+
+
+@torch.no_grad()
+def rank_relevant(
+    queries: Array,
+    query_labels: Array,
+    gallery: Array,
+    gallery_labels: Array,
+    *,
+    ks: Iterable[int] = (1, 20, 100),
+    query_lists: Array | None = None,
+    gallery_lists: Array | None = None,
+    rest: Rest = "dropped",
+    self_index: Array | None = None,
+    memory: int = DEFAULT_MEMORY,
+) -> Ranking:
+    """Rank the gallery by L2 distance for each query, ties by gallery order; items of its label are relevant.
+
+    AP is the sum over ranks of precision x relevance, divided by *all* relevant items of the gallery;
+    P@k divides by k. With lists, a query sees the items of its own list only (``rest="dropped"``: the others
+    are not returned and count against it) or before all others (``rest="last"``). ``self_index`` names the
+    gallery row that is the query itself (-1: none); that item is removed. ``memory`` bounds the work space,
+    in bytes, as far as one query at a time allows.
+
+    >>> gallery = torch.tensor([[0.0], [1.0], [2.0], [3.0]])
+    >>> ranking = rank_relevant(torch.tensor([[-1.0]]), [7], gallery, [7, 8, 7, 8], ks=(1, 2))
+    >>> {name: round(value, 3) for name, value in ranking.mean().items()}
+    {'mAP': 0.833, 'P@1': 1.0, 'P@2': 0.5}
+    """
+    depths = check_depths(ks)
+    if rest not in get_args(Rest):
+        raise ConfigError(f'rest is {rest!r}; give "dropped" or "last".')
+    if (query_lists is None) != (gallery_lists is None):
+        raise ConfigError("Only one of query_lists and gallery_lists is given; give both or neither.")
+    queries, gallery = check_pair(queries, gallery)
+    device = gallery.device
+    asked = check_integers("query_labels", query_labels, len(queries), device)
+    members = _Members(check_integers("gallery_labels", gallery_labels, len(gallery), device))
+    own = None if self_index is None else check_self_index(self_index, len(queries), len(gallery), device)
+    lists = None
+    if query_lists is not None and gallery_lists is not None:
+        lists = (
+            check_integers("query_lists", query_lists, len(queries), device),
+            check_integers("gallery_lists", gallery_lists, len(gallery), device),
+        )
+
+    average_precision = torch.zeros(len(queries), dtype=torch.float64, device=device)
+    precision = {k: torch.zeros_like(average_precision) for k in depths}
+    relevant = torch.zeros(len(queries), dtype=torch.int64, device=device)
+    once, per_query = work_space(len(gallery), device)
+    masks = 0 if lists is None else 6 * len(gallery)
+    blocks = distance_blocks(
+        queries, gallery, memory=memory - once, bytes_per_query=per_query + masks + 64 * members.most
+    )
+    for block, distances in blocks:
+        items, valid = members.of(asked[block])
+        if own is not None:
+            valid &= items != own[block, None]
+            present = (own[block] >= 0).nonzero().squeeze(1)
+            distances[present, own[block][present]] = torch.inf
+        if lists is None:
+            ranks = count_ranks(distances, items, valid)
+        else:
+            inside = lists[0][block, None] == lists[1]
+            ranks = _ranks_with_lists(distances, items, valid, inside, rest)
+        relevant[block] = valid.sum(1)
+        average_precision[block] = _average_precision(ranks, relevant[block])
+        for k in depths:
+            precision[k][block] = (ranks <= k).sum(1).to(torch.float64) / k
+    return Ranking(average_precision, precision, relevant)
+
+
+class _Members:
+    """The gallery rows of each label, in gallery order."""
+
+    def __init__(self, labels: Tensor) -> None:
+        self.rows = labels.argsort(stable=True)
+        self.labels, self.counts = torch.unique_consecutive(labels[self.rows], return_counts=True)
+        self.starts = self.counts.cumsum(0) - self.counts
+        self.most = int(self.counts.max())
+
+    def of(self, asked: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows with the asked labels (B x the largest count) and which of them are not padding."""
+        place = torch.searchsorted(self.labels, asked).clamp_(max=len(self.labels) - 1)
+        counts = self.counts[place].masked_fill_(self.labels[place] != asked, 0)
+        offsets = torch.arange(self.most, device=asked.device)
+        valid = offsets < counts[:, None]
+        return self.rows[(self.starts[place, None] + offsets).masked_fill_(~valid, 0)], valid
+
+
+def _ranks_with_lists(distances: Tensor, items: Tensor, valid: Tensor, inside: Tensor, rest: Rest) -> Tensor:
+    listed = inside.gather(1, items)
+    ranks = count_ranks(distances.masked_fill(~inside, torch.inf), items, valid & listed)
+    if rest == "last":
+        size = (inside & distances.isfinite()).sum(1, keepdim=True)
+        later = valid & ~listed
+        after = count_ranks(distances.masked_fill_(inside, torch.inf), items, later)
+        ranks = torch.where(later, after + size, ranks)
+    return ranks
+
+
+def _average_precision(ranks: Tensor, relevant: Tensor) -> Tensor:
+    # The i-th relevant item, by rank, is met with precision i / rank.
+    found = torch.arange(1, ranks.shape[1] + 1, device=ranks.device, dtype=torch.float64)
+    ordered = ranks.sort(dim=1).values
+    precision = (found / ordered).masked_fill_(ordered == NEVER, 0)
+    return precision.sum(1) / relevant.clamp(min=1)

@@ -1,0 +1,67 @@
+"""The usual scores, one number each."""
+
+from __future__ import annotations
+
+from kedge.errors import DataError
+from kedge.metrics.inputs import Array, check_integers
+from kedge.metrics.ranking import rank_relevant
+
+
+def mean_average_precision(
+    queries: Array,
+    query_labels: Array,
+    gallery: Array,
+    gallery_labels: Array,
+    *,
+    self_index: Array | None = None,
+) -> float:
+    """Mean AP of brute-force search; see :func:`kedge.metrics.rank_relevant` for more.
+
+    >>> import numpy as np
+    >>> gallery = np.array([[0.0], [1.0], [2.0], [3.0]])
+    >>> mean_average_precision(gallery, [0, 0, 1, 1], gallery, [0, 0, 1, 1], self_index=range(4))
+    0.875
+    """
+    ranking = rank_relevant(queries, query_labels, gallery, gallery_labels, ks=(), self_index=self_index)
+    return ranking.mean()["mAP"]
+
+
+def precision_at_k(
+    queries: Array,
+    query_labels: Array,
+    gallery: Array,
+    gallery_labels: Array,
+    *,
+    k: int = 20,
+    self_index: Array | None = None,
+) -> float:
+    """The share of relevant items among the first k, over queries that have a relevant item."""
+    ranking = rank_relevant(queries, query_labels, gallery, gallery_labels, ks=(k,), self_index=self_index)
+    return ranking.mean()[f"P@{k}"]
+
+
+def knn_accuracy(
+    queries: Array,
+    query_labels: Array,
+    gallery: Array,
+    gallery_labels: Array,
+    *,
+    self_index: Array | None = None,
+) -> float:
+    """The share of all queries whose nearest gallery item has their label (1-NN accuracy)."""
+    ranking = rank_relevant(queries, query_labels, gallery, gallery_labels, ks=(1,), self_index=self_index)
+    return float(ranking.precision[1].mean())
+
+
+def accuracy(predictions: Array, labels: Array) -> float:
+    """The share of predictions that equal their label.
+
+    >>> accuracy([0, 1, 1, 2], [0, 1, 2, 2])
+    0.75
+    """
+    length = len(predictions)
+    if length == 0:
+        raise DataError("predictions are empty; give at least one.")
+    predicted = check_integers("predictions", predictions, length)
+    truth = check_integers("labels", labels, length, predicted.device)
+    return float((predicted == truth).double().mean())

@@ -1,0 +1,181 @@
+"""A model's folder on disk: ``model.json`` says what it is, ``weights.safetensors`` holds the tensors.
+
+Nothing in it is code, so nothing is executed when a folder is opened. A save is all or nothing: the new
+folder is written beside the old one and then takes its name.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from kedge.errors import ModelError
+
+__all__ = ["read_folder", "write_folder"]
+
+FORMAT = 1
+KIND = "kedge-model"
+_DESCRIPTION = "model.json"
+_WEIGHTS = "weights.safetensors"
+
+
+def write_folder(path: str | Path, description: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """Write a model folder; an earlier model of that name is replaced, or left as it was if writing fails."""
+    target = Path(path).expanduser().resolve()
+    _check_replaceable(target)
+    weights = safetensors.torch.save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()})
+    head = {"kind": KIND, "format": FORMAT, "kedge": _kedge_version()}
+    file = {"file": _WEIGHTS, "bytes": len(weights), "sha256": hashlib.sha256(weights).hexdigest()}
+    text = json.dumps({**head, **description, "weights": file}, indent=2, ensure_ascii=False) + "\n"
+    staging = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.saving")
+    try:
+        staging.mkdir(parents=True)
+        _write(staging / _WEIGHTS, weights)
+        _write(staging / _DESCRIPTION, text.encode())
+        _sync_folder(staging)
+        _take_the_name(staging, target)
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        reason = "the disk is full: make room and save again" if full else f"{error.strerror or error}"
+        raise ModelError(f"model {target} could not be saved, {reason}.") from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def read_folder(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The description and the tensors of a model folder, or of the one inside a run folder."""
+    folder = _locate(Path(path).expanduser())
+    description = _read_description(folder)
+    found, writer = description["format"], description.get("kedge", "unknown")
+    if found > FORMAT:
+        raise ModelError(
+            f"model {folder} has format version {found} (written by kedge {writer}); "
+            f"this kedge reads versions up to {FORMAT}: upgrade kedge."
+        )
+    return description, _read_weights(folder, description)
+
+
+def _locate(path: Path) -> Path:
+    for folder in (path, path / "model"):
+        # A save that was killed between its two renames leaves the earlier model under its second name.
+        for candidate in (folder, _previous(folder.absolute())):
+            if (candidate / _DESCRIPTION).is_file():
+                return candidate
+    if not path.exists():
+        raise ModelError(f"there is no model folder {path}: check the path.")
+    raise ModelError(
+        f"{path} is not a Kedge model: it holds no {_DESCRIPTION}; pass one left by Model.save or by a run."
+    )
+
+
+def _read_description(folder: Path) -> dict[str, Any]:
+    file = folder / _DESCRIPTION
+    try:
+        description = json.loads(file.read_bytes())
+    except OSError as error:
+        raise ModelError(f"{file} cannot be read ({error.strerror or error}).") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{file} is damaged, it is not valid JSON: save or copy the model again.") from error
+    if not isinstance(description, dict) or description.get("kind") != KIND:
+        raise ModelError(f"{folder} is not a Kedge model: its {_DESCRIPTION} does not say kind {KIND!r}.")
+    if not isinstance(description.get("format"), int):
+        raise ModelError(f"{file} is damaged, it names no format version: save or copy the model again.")
+    return description
+
+
+def _read_weights(folder: Path, description: dict[str, Any]) -> dict[str, Tensor]:
+    file = folder / _WEIGHTS
+    try:
+        weights = file.read_bytes()
+    except FileNotFoundError as error:
+        raise ModelError(f"model {folder} lacks its {_WEIGHTS}: save or copy the model again.") from error
+    except OSError as error:
+        raise ModelError(f"{file} cannot be read ({error.strerror or error}).") from error
+    written = description.get("weights")
+    expected = written if isinstance(written, dict) else {}
+    if len(weights) != expected.get("bytes") or hashlib.sha256(weights).hexdigest() != expected.get("sha256"):
+        raise ModelError(
+            f"{file} is damaged, it holds {len(weights):,} bytes that differ from the "
+            f"{expected.get('bytes', 'unknown')} that were saved: save or copy the model again."
+        )
+    try:
+        return safetensors.torch.load(weights)
+    except (safetensors.SafetensorError, ValueError, KeyError) as error:
+        raise ModelError(f"{file} is damaged ({error}): save or copy the model again.") from error
+
+
+def _check_replaceable(target: Path) -> None:
+    if not target.exists():
+        return
+    if not target.is_dir():
+        raise ModelError(f"model {target} cannot be saved there, it is a file: choose another path.")
+    foreign = [
+        file.name for file in target.iterdir() if file.name not in (_DESCRIPTION, _WEIGHTS) and file.name[0] != "."
+    ]
+    if foreign:
+        raise ModelError(
+            f"{target} holds other files than a Kedge model ({min(foreign)}): choose another path, "
+            "since saving replaces the whole folder."
+        )
+    if (target / _DESCRIPTION).exists() or (target / _WEIGHTS).exists():
+        try:
+            _read_description(target)
+        except ModelError as error:
+            raise ModelError(
+                f"model cannot be saved over {target}, which is no readable Kedge model: {error}"
+            ) from error
+
+
+def _take_the_name(staging: Path, target: Path) -> None:
+    previous = _previous(target)
+    if target.exists():
+        shutil.rmtree(previous, ignore_errors=True)
+        target.rename(previous)
+        try:
+            staging.rename(target)
+        except OSError:
+            previous.rename(target)
+            raise
+    else:
+        staging.rename(target)
+    _sync_folder(target.parent)
+    shutil.rmtree(previous, ignore_errors=True)
+
+
+def _previous(target: Path) -> Path:
+    return target.parent / f".{target.name}.previous"
+
+
+def _write(file: Path, content: bytes) -> None:
+    with file.open("wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    if os.name != "posix":  # elsewhere folders cannot be opened, and renames need no sync
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _kedge_version() -> str:
+    try:
+        return version("kedge")
+    except PackageNotFoundError:
+        return "unknown"

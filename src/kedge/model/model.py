@@ -1,0 +1,249 @@
+"""``Model``: what training leaves and search uses."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kedge.encoders import Encoder
+from kedge.errors import ConfigError, ModelError
+from kedge.images import Preprocessing
+from kedge.model.folder import read_folder, write_folder
+from kedge.model.pictures import Picture, pixel_batches
+
+__all__ = ["Model", "Prediction"]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a model says about N pictures."""
+
+    names: list[str]
+    """The class of each picture."""
+    indices: Tensor
+    """Its row in ``Model.classes``, int64."""
+    scores: Tensor
+    """N x t, higher is nearer; see ``Model.scores``."""
+
+
+class Model:
+    """An encoder with its anchors, classes and preprocessing.
+
+    Args:
+        encoder: embeds pictures; kept, not copied.
+        anchors: one row per class (t x n): learned by CAM, or the class means of the training embeddings.
+        classes: the t names, in the order of the anchors.
+        preprocessing: how a picture becomes the encoder's input.
+        classifier: a linear layer n -> t, or its weight and bias, where the loss trained one.
+        loss: the name of the loss it was trained with.
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        *,
+        anchors: Tensor | None,
+        classes: Sequence[str],
+        preprocessing: Preprocessing,
+        classifier: nn.Linear | tuple[Tensor, Tensor] | None = None,
+        loss: str = "cam",
+    ) -> None:
+        self.encoder = encoder
+        self.classes = tuple(classes)
+        self.preprocessing = preprocessing
+        self.loss = loss
+        if not all(isinstance(name, str) for name in self.classes) or len(set(self.classes)) < len(self.classes):
+            raise ConfigError("classes must be names that all differ.")
+        self.anchors = None if anchors is None else self._own("anchors", anchors, len(self.classes), encoder.dim)
+        self.classifier: tuple[Tensor, Tensor] | None = None
+        if classifier is not None:
+            weight, bias = _weight_and_bias(classifier)
+            self.classifier = (
+                self._own("classifier weight", weight, len(self.classes), encoder.dim),
+                self._own("classifier bias", bias, len(self.classes)),
+            )
+
+    def __repr__(self) -> str:
+        return (
+            f"Model({self.encoder.name}, loss={self.loss}, dim={self.dim}, classes={len(self.classes)}, "
+            f"device={self.device})"
+        )
+
+    @property
+    def dim(self) -> int:
+        """Size of an embedding."""
+        return self.encoder.dim
+
+    @property
+    def device(self) -> torch.device:
+        """Where the encoder is."""
+        return next(self.encoder.parameters()).device
+
+    def to(self, device: str | torch.device) -> Self:
+        """Move to ``device``: ``auto`` (a GPU if there is one), ``cpu``, ``cuda``, ``cuda:1`` ..."""
+        place = _device(device)
+        self.encoder.to(place)
+        if self.anchors is not None:
+            self.anchors = self.anchors.to(place)
+        if self.classifier is not None:
+            weight, bias = self.classifier
+            self.classifier = (weight.to(place), bias.to(place))
+        return self
+
+    def embed(self, images: Picture | Iterable[Picture], *, batch_size: int = 64) -> Tensor:
+        """Embeddings of one or many pictures: N x n, float32, on the CPU (one picture: N = 1).
+
+        A picture is a path, a PIL image, a uint8 array (H x W, H x W x 3) or a uint8 tensor (3 x H x W, or a
+        batch B x 3 x H x W); kinds may be mixed.
+        """
+        if batch_size < 1:
+            raise ConfigError(f"batch_size must be at least 1; found {batch_size}.")
+        batches = pixel_batches(images, self.preprocessing, batch_size)
+        parts = [self.embed_pixels(pixels).float().cpu() for pixels in batches]
+        return torch.cat(parts) if parts else torch.empty(0, self.dim)
+
+    def embed_pixels(self, pixels: Tensor) -> Tensor:
+        """Embeddings, B x n on the model's device, of uint8 pixels B x 3 x H x W of the final size."""
+        if pixels.dtype != torch.uint8 or pixels.ndim != 4 or pixels.shape[1] != 3:
+            found = _by(pixels.shape)
+            raise ConfigError(f"pixels must be uint8, B x 3 x H x W; found {pixels.dtype}, {found}.")
+        with _evaluating(self.encoder), torch.inference_mode():
+            embeddings: Tensor = self.encoder(self.preprocessing.normalise(pixels.to(self.device)))
+        return embeddings
+
+    def scores(self, embeddings: Tensor) -> Tensor:
+        """N x t, higher is nearer: the classifier's logits if there is one, otherwise minus the distance."""
+        if embeddings.ndim != 2 or embeddings.shape[1] != self.dim:
+            raise ConfigError(f"embeddings must be N x {self.dim}; found {_by(embeddings.shape)}.")
+        dtype = torch.promote_types(embeddings.dtype, torch.float32)
+        place = embeddings.device
+        with torch.autocast(place.type, enabled=False):
+            points = embeddings.to(dtype)
+            if self.classifier is not None:
+                weight, bias = (part.to(place, dtype) for part in self.classifier)
+                return F.linear(points, weight, bias)
+            if self.anchors is None:
+                raise ConfigError("this model has neither anchors nor a classifier, so it cannot tell classes.")
+            # By differences: through matrix products two near anchors could change places.
+            mode = "donot_use_mm_for_euclid_dist"
+            return -torch.cdist(points, self.anchors.to(place, dtype), compute_mode=mode)
+
+    def classify(self, images: Picture | Iterable[Picture], *, batch_size: int = 64) -> list[str]:
+        """The class name of each picture."""
+        return self.predict(images, batch_size=batch_size).names
+
+    def predict(self, images: Picture | Iterable[Picture], *, batch_size: int = 64) -> Prediction:
+        """The class of each picture, as a name and as an index, and the scores of all classes."""
+        if not self.classes:
+            raise ConfigError("this model knows no classes.")
+        scores = self.scores(self.embed(images, batch_size=batch_size))
+        indices = scores.argmax(dim=1)
+        return Prediction([self.classes[index] for index in indices.tolist()], indices, scores)
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hexadecimal digits that change with the weights, the anchors or the preprocessing."""
+        setup = {"encoder": self.encoder.spec, "preprocessing": self.preprocessing.to_json()}
+        digest = hashlib.sha256(json.dumps(setup, sort_keys=True).encode())
+        for name, tensor in sorted(self._tensors().items()):
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(tensor.cpu().reshape(-1).view(torch.uint8).numpy().data)
+        return digest.hexdigest()[:16]
+
+    def save(self, path: str | Path) -> None:
+        """Save as a folder, all or nothing; a Kedge model at ``path`` is replaced, anything else is not."""
+        description = {
+            "encoder": self.encoder.spec,
+            "dim": self.dim,
+            "classes": list(self.classes),
+            "loss": self.loss,
+            "preprocessing": self.preprocessing.to_json(),
+            "fingerprint": self.fingerprint,
+        }
+        write_folder(path, description, self._tensors())
+
+    @classmethod
+    def load(cls, path: str | Path, device: str | torch.device = "auto") -> Self:
+        """Open a model folder, or a run folder that holds one; no code in it is run."""
+        place = _device(device)
+        description, tensors = read_folder(path)
+        try:
+            encoder = Encoder.from_spec(description["encoder"])
+            prefix = "encoder."
+            encoder.load_state_dict(
+                {name.removeprefix(prefix): tensors[name] for name in tensors if name.startswith(prefix)}
+            )
+            with_classifier = "classifier.weight" in tensors
+            model = cls(
+                encoder.eval(),
+                anchors=tensors.get("anchors"),
+                classes=description["classes"],
+                preprocessing=Preprocessing.from_json(description["preprocessing"]),
+                classifier=(tensors["classifier.weight"], tensors["classifier.bias"]) if with_classifier else None,
+                loss=description["loss"],
+            )
+        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            reason = " ".join(str(error).split())
+            raise ModelError(f"model {path} cannot be opened, its parts do not fit together: {reason}") from error
+        return model.to(place)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        tensors = {f"encoder.{name}": tensor for name, tensor in self.encoder.state_dict().items()}
+        if self.anchors is not None:
+            tensors["anchors"] = self.anchors
+        if self.classifier is not None:
+            tensors["classifier.weight"], tensors["classifier.bias"] = self.classifier
+        return tensors
+
+    def _own(self, what: str, values: Tensor, *shape: int) -> Tensor:
+        """A float32 copy of ``values`` beside the encoder, which must have ``shape``."""
+        if tuple(values.shape) != shape:
+            raise ConfigError(f"{what} must be {_by(shape)} (classes, then dim); found {_by(values.shape)}.")
+        if not bool(torch.isfinite(values).all()):
+            raise ConfigError(f"{what} must be finite; found NaN or infinity: the training may have diverged.")
+        return values.detach().to(self.device, torch.float32, copy=True).contiguous()
+
+
+def _weight_and_bias(classifier: nn.Linear | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    if isinstance(classifier, nn.Linear):
+        weight, bias = classifier.weight, classifier.bias
+        return weight, weight.new_zeros(len(weight)) if bias is None else bias
+    return classifier
+
+
+@contextmanager
+def _evaluating(encoder: Encoder) -> Iterator[None]:
+    """Evaluation mode for a while; training goes on as before."""
+    if not encoder.training:
+        yield
+        return
+    encoder.eval()
+    try:
+        yield
+    finally:
+        encoder.train()
+
+
+def _by(shape: Iterable[int]) -> str:
+    return " x ".join(map(str, shape)) or "a single number"
+
+
+def _device(device: Any) -> torch.device:
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        place = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(f"device must be auto, cpu, cuda or cuda:N; found {device!r}.") from error
+    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"device {device!r} is not on this machine: pass auto or cpu.")
+    return place

@@ -1,0 +1,17 @@
+"""Training: encoder and anchors as one module, in a run that can be stopped and resumed."""
+
+from kedge.training.compose import build, compose, dataset_of
+from kedge.training.run import Interrupted, resume_run, start_run
+from kedge.training.source import overrides_for
+from kedge.training.train import train
+
+__all__ = [
+    "Interrupted",
+    "build",
+    "compose",
+    "dataset_of",
+    "overrides_for",
+    "resume_run",
+    "start_run",
+    "train",
+]

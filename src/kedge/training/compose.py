@@ -1,0 +1,119 @@
+"""From overrides to a configuration, and from a configuration's nodes to objects."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_module
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException, InstantiationException
+from hydra.utils import get_object, instantiate
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from kedge.errors import ConfigError, KedgeError
+
+__all__ = ["CONFIG", "build", "build_loss", "compose", "dataset_of", "load_config"]
+
+CONFIG = "config.yaml"
+"""The file in a run's folder that says how it was made."""
+
+
+def compose(overrides: Sequence[str] = ()) -> DictConfig:
+    """The training configuration with `overrides` applied, Hydra's own part included."""
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_module("kedge.config", version_base="1.3"):
+            return hydra_compose("train", overrides=list(overrides), return_hydra_config=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(_sentence(error, overrides)) from error
+
+
+def load_config(path: Path) -> DictConfig:
+    """The configuration that a run left behind."""
+    try:
+        config = OmegaConf.load(path)
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path.parent} is no run: it holds no {path.name}.") from error
+    except Exception as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    if not isinstance(config, DictConfig):
+        raise ConfigError(f"{path} holds no configuration.")
+    return config
+
+
+def dataset_of(run: str | Path, overrides: Sequence[str] = ()) -> Any:
+    """The dataset of a run, or another one that `overrides` name (`dataset=svhn`, `dataset.path=…`)."""
+    if any(override.startswith("dataset=") for override in overrides):
+        node = compose(overrides).dataset
+    else:
+        node = load_config(Path(run) / CONFIG)
+        node = OmegaConf.merge(node, OmegaConf.from_dotlist(list(overrides))).dataset
+    target = str(node.get("_target_"))
+    if not target.startswith("kedge."):
+        # A run may come from a stranger: opening it must not run code of theirs.
+        raise ConfigError(f"{run} loads its data with {target}, which is not Kedge's: name it with dataset=…")
+    return build(node)
+
+
+def build(node: DictConfig, **arguments: Any) -> Any:
+    """What the node's `_target_` makes of the node's values and `arguments`."""
+    try:
+        return instantiate(node, **arguments)
+    except InstantiationException as error:
+        cause = error.__cause__
+        if isinstance(cause, KedgeError):
+            raise cause from None
+        reason = str(cause or error).splitlines()[0]
+        raise ConfigError(f"{node.get('_target_')} cannot be built: {reason}") from error
+    except OmegaConfBaseException as error:
+        raise ConfigError(str(error).splitlines()[0]) from error
+
+
+def build_loss(node: DictConfig, *, num_classes: int, dim: int) -> Any:
+    """The loss; `num_classes` and `dim` go to those that ask for them."""
+    accepted = inspect.signature(get_object(node["_target_"])).parameters
+    given = {"num_classes": num_classes, "dim": dim}
+    return build(node, **{name: value for name, value in given.items() if name in accepted})
+
+
+def _sentence(error: Exception, overrides: Sequence[str]) -> str:
+    """Hydra's message as one sentence that lists what would be valid."""
+    message = str(error)
+    options = re.search(
+        r"Could not find '([^']*)'.*?Available options in '([^']*)':\s*(.*?)(?:\nConfig search|\Z)",
+        message,
+        re.S,
+    )
+    if options:
+        found, group, names = options[1], options[2], options[3].split()
+        return f"{group} must be one of {', '.join(names)}, found {found.rsplit('/', 1)[-1]!r}."
+    key = re.search(r"Could not override '([^']*)'", message)
+    if key:
+        parent, missing, valid = _where_it_fails(key[1])
+        near = difflib.get_close_matches(missing, valid, n=1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        return f"There is no {key[1]}; {parent or 'the configuration'} has {', '.join(valid)}.{hint}"
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    return f"{' '.join(overrides)}: {lines[0] if lines else type(error).__name__}"
+
+
+def _where_it_fails(key: str) -> tuple[str, str, list[str]]:
+    """The deepest group of `key` that exists, the name that it lacks, and those that it has."""
+    node: Any = compose()
+    found: list[str] = []
+    for name in key.split("."):
+        if not isinstance(node, DictConfig) or name not in node:
+            break
+        found.append(name)
+        node = node[name]
+    valid = (
+        [str(name) for name in node if name not in {"_target_", "hydra"}] if isinstance(node, DictConfig) else []
+    )
+    return ".".join(found), name, valid

@@ -1,0 +1,226 @@
+"""Encoder and loss as one Lightning module: the training step, the target metric, the parameter groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
+
+from kedge.errors import TrainingError
+from kedge.losses import RetrievalLoss
+from kedge.metrics import knn_accuracy
+from kedge.training.data import Batch, seed_of
+from kedge.training.recipe import Recipe
+
+__all__ = ["Prepare", "RetrievalTraining"]
+
+Prepare = Callable[[Tensor, "torch.Generator | None"], Tensor]
+"""Turns a fetched batch into what the network takes; with a generator, augmented."""
+
+
+class RetrievalTraining(L.LightningModule):
+    """Trains `network` (an encoder, or only its head) together with the parameters of `loss`."""
+
+    def __init__(
+        self,
+        network: nn.Module,
+        loss: RetrievalLoss,
+        recipe: Recipe,
+        prepare: Prepare,
+        *,
+        head: nn.Module,
+        bounded: bool,
+        held_out: bool,
+        few_shot: bool = False,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.network = network
+        self.loss = loss
+        self.recipe = recipe
+        self.prepare = prepare
+        self.held_out = held_out
+        self.few_shot = few_shot
+        self.seed = seed
+        # Only the bounded head makes the loss a quadratic of known curvature; elsewhere the scale has no meaning.
+        self.bounded = bounded
+        self.loss_scale = recipe.loss_scale if bounded else 1.0
+        self.knows_classes = type(loss).predict is not RetrievalLoss.predict
+        self._head_parameters = list(head.parameters())
+        self._augmenting = torch.Generator()
+        self._totals: dict[str, Tensor] = {}
+        self._steps = 0
+        self._found: list[list[Batch]] = [[], []]
+
+    @property
+    def target(self) -> tuple[str, Literal["max", "min"]]:
+        """The metric by which epochs are compared, and whether it should be `max` or `min`."""
+        if not self.held_out:
+            return "train/loss", "min"
+        return ("val/accuracy" if self.knows_classes else "val/knn1"), "max"
+
+    # ------------------------------------------------------------------ training
+
+    def on_train_epoch_start(self) -> None:
+        """Restart every source of chance from seed and epoch, so that a resumed run repeats the epoch."""
+        torch.manual_seed(seed_of(self.seed, self.current_epoch, 1))
+        self._augmenting.manual_seed(seed_of(self.seed, self.current_epoch, 2))
+        self._totals, self._steps = {}, 0
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """One batch: augment, embed, compare with the anchors."""
+        del batch_idx
+        inputs, labels = batch
+        embeddings = self.network(self.prepare(inputs, self._augmenting))
+        parts = self.loss.components(embeddings, labels)
+        total = torch.stack(list(parts.values())).sum()
+        self._count({"loss": total, **parts}, embeddings)
+        if total.device.type == "cpu" and not torch.isfinite(total):
+            raise self._not_finite()
+        return total * self.loss_scale
+
+    def on_train_epoch_end(self) -> None:
+        """Log the epoch's means, refuse to go on with broken numbers, move the rate."""
+        means = self.running_means()
+        if not all(torch.isfinite(torch.tensor(value)) for value in means.values()):
+            raise self._not_finite()
+        self._warn_if_idle(means)
+        self.log_dict({f"train/{name}": value for name, value in self.shown(means).items()})
+        scheduler = self.lr_schedulers()
+        if isinstance(scheduler, ReduceLROnPlateau):
+            # Stepped here, not by the trainer, which would do so after the checkpoint is written.
+            target = self.target[0]
+            scheduler.step(means["loss"] if target == "train/loss" else self.trainer.callback_metrics[target])
+
+    def running_means(self) -> dict[str, float]:
+        """The epoch's means so far; reading them waits for the device."""
+        return {name: (value / max(1, self._steps)).item() for name, value in self._totals.items()}
+
+    @staticmethod
+    def shown(means: dict[str, float]) -> dict[str, float]:
+        """Those means that a user looks at: the loss and, where it has several, its parts."""
+        shown = {name: value for name, value in means.items() if not name.startswith("_")}
+        return shown if len(shown) > 2 else {"loss": shown["loss"]} if shown else {}
+
+    def _count(self, values: dict[str, Tensor], embeddings: Tensor) -> None:
+        with torch.no_grad():
+            seen = {name: value.detach().double() for name, value in values.items()}
+            points = embeddings.detach().double()
+            seen["_spread"] = (points - points.mean(0)).square().sum(1).mean()
+            for name, value in seen.items():
+                self._totals[name] = self._totals.get(name, torch.zeros_like(value)) + value
+        self._steps += 1
+
+    def _not_finite(self) -> TrainingError:
+        return TrainingError(
+            f"The loss became NaN or infinite in epoch {self.current_epoch + 1}; the checkpoint of the last good "
+            f"epoch is kept. Lower recipe.optimizer.lr (now {self.recipe.optimizer.lr:g}) and start again."
+        )
+
+    def _warn_if_idle(self, means: dict[str, float]) -> None:
+        """Say so when the embeddings sit at the mean of the anchors (most of training must not pass like that)."""
+        anchors = getattr(self.loss, "anchors", None)
+        epoch = self.current_epoch + 1
+        if not isinstance(anchors, Tensor) or epoch != max(2, round(self.recipe.epochs / 10)):
+            return
+        spread = (anchors.detach() - anchors.detach().mean(0)).square().sum(1).mean().item()
+        share = means["_spread"] / spread if spread > 0 else 1.0
+        if share < 0.05:
+            L.pytorch.utilities.rank_zero_warn(
+                f"After {epoch} of {self.recipe.epochs} epochs the embeddings still sit at the mean of the anchors "
+                f"(their spread is {share:.1%} of the anchors'): the encoder is not learning yet. "
+                f"{'Lower' if self.bounded else 'Use encoder.head=bounded, lower'} recipe.optimizer.lr (now "
+                f"{self.recipe.optimizer.lr:g}), or check that the labels fit the pictures."
+            )
+
+    # ------------------------------------------------------------------ held-out images
+
+    def on_validation_epoch_start(self) -> None:
+        """Forget the last round."""
+        self._found = [[], []]
+
+    def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Embed held-out images (loader 0) and the 1-NN gallery (loader 1)."""
+        del batch_idx
+        inputs, labels = batch
+        embeddings = self.network(self.prepare(inputs, None)).float()
+        if self.knows_classes:
+            predicted = self.loss.predict(embeddings)
+            if predicted is None:
+                raise TypeError(f"{type(self.loss).__name__}.predict returned nothing.")
+            embeddings = predicted
+        self._found[dataloader_idx].append((embeddings, labels))
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the target metric."""
+        found, labels = _join(self._found[0])
+        if not found.isfinite().all():
+            raise self._not_finite()
+        if self.knows_classes:
+            value = (found == labels).double().mean().item()
+        else:
+            value = float(knn_accuracy(found, labels, *_join(self._found[1])))
+        self.log(self.target[0], value)
+
+    # ------------------------------------------------------------------ optimiser and schedule
+
+    def configure_optimizers(self) -> Any:
+        """Three groups: backbone, head, and the loss's own parameters (no weight decay)."""
+        wanted = self.recipe.optimizer
+        in_head = {id(parameter) for parameter in self._head_parameters}
+        backbone = [p for p in self.network.parameters() if id(p) not in in_head and p.requires_grad]
+        groups = [
+            {"name": "backbone", "params": backbone, "lr": wanted.lr},
+            {"name": "head", "params": self._head_parameters, "lr": wanted.lr / self.loss_scale},
+            {
+                "name": "loss",
+                "params": list(self.loss.parameters()),
+                "lr": wanted.lr * wanted.anchor_lr / self.loss_scale,
+                "weight_decay": 0.0,
+            },
+        ]
+        groups = [group for group in groups if group["params"]]
+        optimizer: torch.optim.Optimizer
+        if wanted.name == "adam":
+            optimizer = torch.optim.Adam(groups, lr=wanted.lr, weight_decay=wanted.weight_decay)
+        else:
+            optimizer = torch.optim.SGD(
+                groups,
+                lr=wanted.lr,
+                momentum=wanted.momentum,
+                nesterov=wanted.momentum > 0,
+                weight_decay=wanted.weight_decay,
+            )
+        return self._with_schedule(optimizer)
+
+    def _with_schedule(self, optimizer: torch.optim.Optimizer) -> Any:
+        schedule = self.recipe.schedule
+        scheduler: LRScheduler | ReduceLROnPlateau
+        if schedule.name == "one_cycle":
+            steps = int(self.trainer.estimated_stepping_batches)
+            rates = [group["lr"] for group in optimizer.param_groups]
+            scheduler = OneCycleLR(
+                optimizer, rates, total_steps=max(2, steps), pct_start=schedule.warmup, cycle_momentum=False
+            )
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        if schedule.name == "plateau":
+            patience = schedule.patience_few_shot if self.few_shot else schedule.patience
+            scheduler = ReduceLROnPlateau(optimizer, mode=self.target[1], factor=schedule.factor, patience=patience)
+            return {
+                "optimizer": optimizer,
+                "lr_scheduler": {"scheduler": scheduler, "monitor": self.target[0]},
+            }
+        return optimizer
+
+    def lr_scheduler_step(self, scheduler: Any, metric: Any | None) -> None:
+        """Leave the plateau schedule to `on_train_epoch_end`."""
+        if not isinstance(scheduler, ReduceLROnPlateau):
+            super().lr_scheduler_step(scheduler, metric)
+
+
+def _join(batches: list[Batch]) -> Batch:
+    return torch.cat([values for values, _ in batches]), torch.cat([labels for _, labels in batches])

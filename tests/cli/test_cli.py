@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HEAVY = ("torch", "lightning", "hydra", "lance", "torchvision", "numpy", "matplotlib")
+
+
+def kedge(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "kedge", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=280)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import kedge",
+        "import sys; sys.argv = ['kedge', '--help']\nfrom kedge.cli import app\napp(standalone_mode=False)",
+    ],
+)
+def test_nothing_heavy_is_imported(code: str) -> None:
+    look = f"print(json.dumps([name for name in {HEAVY} if name in sys.modules]))"
+    check = f"{code}\nimport sys, json\nprint()\n{look}"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout.splitlines()[-1]) == []
+
+
+def test_help_and_version() -> None:
+    shown = kedge("--help")
+    assert shown.returncode == 0
+    for verb in ("train", "evaluate", "demo"):
+        assert verb in shown.stdout
+    assert kedge("--version").stdout.startswith("kedge ")
+
+
+def test_train_then_evaluate(tiny: list[str], tmp_path: Path) -> None:
+    done = kedge("train", *tiny, "recipe.epochs=2", "hydra.run.dir=first", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "kedge evaluate first" in done.stdout
+    assert "epoch 2/2  loss" in done.stderr
+    assert "val/accuracy" in done.stderr
+    done = kedge("evaluate", "first", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "brute force" in done.stdout
+    metrics = json.loads((tmp_path / "first/metrics.json").read_text())
+    assert set(metrics) >= {
+        "brute_force",
+        "label_lists",
+        "label_lists_rest_last",
+        "anchor_lists",
+        "accuracy",
+        "knn1",
+    }
+    assert metrics["queries"] == 40
+
+
+def test_sweep(tiny: list[str], tmp_path: Path) -> None:
+    done = kedge(
+        "train",
+        *tiny,
+        "recipe.epochs=1",
+        "loss=cam,cross_entropy",
+        "-m",
+        "hydra.sweep.dir=sweep",
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    kinds = {json.loads(path.read_text())["loss"] for path in tmp_path.glob("sweep/*/model/model.json")}
+    assert kinds == {"cam", "cross_entropy"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["train", "loss=arcface"], "loss must be one of cam, contrastive, cross_entropy, found 'arcface'."),
+        (["train", "nowhere/"], "nowhere/ is neither a folder of pictures nor an .npz file."),
+        (["train", "dataset=folder", "dataset.path=nowhere"], "nowhere"),
+        (["train", "--resume", "nowhere"], "nowhere is no run"),
+        (["train", "--resume", "nowhere", "seed=1"], "--resume takes no overrides, found seed=1."),
+        (["evaluate", "nowhere"], "nowhere"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments: list[str], sentence: str, tmp_path: Path) -> None:
+    done = kedge(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert done.stderr.startswith("kedge: ")
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_demo(tmp_path: Path) -> None:
+    small = ["recipe.epochs=1", "encoder.stem=imagenet", "recipe.batch_size=256"]
+    done = kedge("demo", "--folder", "out", *small, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out/top6.png").stat().st_size > 10_000
+    for loss in ("cam", "cross_entropy"):
+        assert json.loads((tmp_path / f"out/{loss}/metrics.json").read_text())["queries"] == 1000

@@ -1,0 +1,96 @@
+"""Every configuration in the package composes, and what it describes can be built."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+import torch
+
+from kedge.encoders import Encoder
+from kedge.losses import RetrievalLoss
+from kedge.training import build, compose
+from kedge.training.compose import build_loss
+from kedge.training.recipe import Recipe, Split
+
+ROOT = Path(str(files("kedge.config")))
+GROUPS = {
+    folder.name: sorted(path.stem for path in folder.glob("*.yaml")) for folder in ROOT.iterdir() if folder.is_dir()
+}
+NEEDED = {
+    "arrays": ["dataset.path=x.npz"],
+    "folder": ["dataset.path=photos"],
+    "timm": ["encoder.name=timm:test_resnet.r160_in1k"],
+    "swin_t": ["encoder.weights=null"],  # the weights cannot be downloaded in a test
+}
+
+
+def options(group: str) -> list[str]:
+    return GROUPS[group]
+
+
+def test_no_group_is_forgotten() -> None:
+    assert set(GROUPS) == {"dataset", "encoder", "experiment", "loss", "recipe", "trainer"}
+    assert sorted(path.name for path in ROOT.glob("*.yaml")) == ["train.yaml"]
+
+
+@pytest.mark.parametrize("name", options("encoder"))
+def test_encoder(name: str) -> None:
+    config = compose([f"encoder={name}", *NEEDED.get(name, [])])
+    size = 224 if name == "swin_t" else 64
+    encoder = build(config.encoder, head="bounded", image_size=size)
+    assert isinstance(encoder, Encoder)
+    with torch.inference_mode():
+        assert encoder.eval()(torch.zeros(1, 3, size, size)).shape == (1, encoder.dim)
+
+
+@pytest.mark.parametrize("name", options("loss"))
+def test_loss(name: str) -> None:
+    loss = build_loss(compose([f"loss={name}"]).loss, num_classes=3, dim=4)
+    assert isinstance(loss, RetrievalLoss)
+    assert loss.name == name
+    assert loss(torch.randn(6, 4), torch.arange(6) % 3).isfinite()
+
+
+@pytest.mark.parametrize("encoder", options("encoder"))
+@pytest.mark.parametrize("name", options("recipe"))
+def test_recipe(name: str, encoder: str) -> None:
+    config = compose([f"recipe={name}", f"encoder={encoder}", *NEEDED.get(encoder, [])])
+    recipe = Recipe.from_config(config.recipe)
+    assert recipe.name == name
+    images = torch.randint(256, (2, 3, 16, 16), dtype=torch.uint8)
+    assert recipe.augmentation(images, torch.Generator().manual_seed(0)).shape == images.shape
+
+
+@pytest.mark.parametrize("name", options("dataset"))
+def test_dataset(name: str, stripes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Downloads are tested with their loaders; here, that the loaders take what the configuration gives."""
+    import inspect
+
+    from hydra.utils import get_object
+
+    node = compose([f"dataset={name}", *NEEDED.get(name, [])]).dataset
+    loader = get_object(node["_target_"])
+    given = {key: value for key, value in node.items() if key != "_target_"}
+    inspect.signature(loader).bind(**given)
+    if name == "sample":
+        assert len(build(node).classes) == 10
+    if name == "arrays":
+        assert len(build(compose(["dataset=arrays", f"dataset.path={stripes}"]).dataset).classes) == 4
+
+
+@pytest.mark.parametrize("name", options("experiment"))
+def test_experiment(name: str) -> None:
+    config = compose([f"experiment={name}"])
+    Recipe.from_config(config.recipe)
+    Split.from_config(config.split)
+    build(config.encoder, head="linear", image_size=32)
+
+
+@pytest.mark.parametrize("name", options("trainer"))
+def test_trainer(name: str) -> None:
+    import lightning
+
+    wanted = dict(compose([f"trainer={name}"]).trainer) | {"precision": "32-true"}
+    lightning.Trainer(**wanted, logger=False, enable_checkpointing=False)

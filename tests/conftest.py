@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+torch.set_num_threads(2)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests leave the user's cache of datasets alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KEDGE_DATA", str(tmp_path_factory.mktemp("data")))
+        yield
+
+
+@pytest.fixture(scope="session")
+def stripes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny .npz that a tiny network learns: four classes of noisy stripes, 12 × 12 pixels."""
+    generator = np.random.default_rng(0)
+    x, y = np.meshgrid(np.arange(12), np.arange(12))
+    patterns = [x % 4 < 2, y % 4 < 2, (x + y) % 4 < 2, (x // 3 + y // 3) % 2 == 0]
+
+    def draw(per_class: int) -> tuple[np.ndarray, np.ndarray]:
+        labels = np.repeat(np.arange(4), per_class)
+        images = np.stack([patterns[label] for label in labels]) * 140.0 + 50
+        noisy = images[..., None] + generator.normal(0, 25, (*images.shape, 3))
+        return noisy.clip(0, 255).astype(np.uint8), labels
+
+    x_train, y_train = draw(40)
+    x_test, y_test = draw(10)
+    path = tmp_path_factory.mktemp("arrays") / "stripes.npz"
+    classes = np.array(["upright", "level", "slanted", "checked"])
+    np.savez(path, x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test, classes=classes)
+    return path
+
+
+@pytest.fixture(scope="session")
+def tiny(stripes: Path) -> list[str]:
+    """Overrides of a run that takes a second or two."""
+    return [
+        "dataset=arrays",
+        f"dataset.path={stripes}",
+        "encoder=resnet10",
+        "encoder.stem=imagenet",
+        "encoder.dim=8",
+        "recipe.batch_size=16",
+        "recipe.epochs=3",
+        "recipe.optimizer.lr=0.05",
+        "recipe.augmentation.cutout=0",
+    ]

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import gzip
+from importlib import import_module, resources
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from kedge.datasets import build_sample, sample
+
+
+def test_sample() -> None:
+    dataset = sample()
+    assert len(dataset.classes) == 10
+    assert dataset.classes[9] == "Ankle boot"
+    assert np.bincount(dataset.train.labels).tolist() == [700] * 10
+    assert np.bincount(dataset.test.labels).tolist() == [100] * 10
+    assert dataset.train.size == (28, 28)
+    assert (dataset.train.images[:, 0] == dataset.train.images[:, 2]).all()
+    assert dataset.fingerprint() == "3cb8a2a5b1de8119"
+
+
+def test_classes_are_what_they_are_called() -> None:
+    """The nearest class mean, learned from the training images, recognises most test images."""
+    dataset = sample()
+    train, test = (split.images[:, 0].reshape(len(split), -1) / 256 for split in (dataset.train, dataset.test))
+    means = np.stack([train[dataset.train.labels == label].mean(0) for label in range(10)])
+    nearest = ((test[:, None] - means) ** 2).sum(2).argmin(1)
+    assert (nearest == dataset.test.labels).mean() > 0.6
+
+
+def test_licence_and_size() -> None:
+    folder = resources.files("kedge.datasets") / "sample"
+    assert "Zalando SE" in (folder / "LICENSE").read_text(encoding="utf-8")
+    assert sum(len(file.read_bytes()) for file in folder.iterdir()) < 4_000_000
+
+
+def test_rebuilding(tmp_path: Path, monkeypatch) -> None:
+    generator = np.random.default_rng(0)
+    labels = generator.permutation(np.repeat(np.arange(10, dtype=np.uint8), 150))
+    images = np.broadcast_to(labels[:, None, None] * 20, (1500, 28, 28)).astype(np.uint8)
+    for prefix in ("train", "t10k"):
+        header = bytes([0, 0, 8, 3]) + np.array(images.shape, ">i4").tobytes()
+        (tmp_path / f"{prefix}-images-idx3-ubyte.gz").write_bytes(gzip.compress(header + images.tobytes()))
+        header = bytes([0, 0, 8, 1]) + np.array(labels.shape, ">i4").tobytes()
+        (tmp_path / f"{prefix}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(header + labels.tobytes()))
+    monkeypatch.setattr(build_sample, "PER_CLASS", {"train": 100, "test": 100})
+    build_sample.main(str(tmp_path), str(tmp_path))
+    with Image.open(tmp_path / "train.png") as sheet:
+        assert np.asarray(sheet)[::28, 0].tolist() == [20 * label for label in range(10)]
+        assert sheet.size == (28 * import_module("kedge.datasets.sample").COLUMNS, 28 * 10)

@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from kedge import Model, train
+from kedge.errors import ConfigError, DataError, TrainingError
+from kedge.losses import CAMLoss
+from kedge.training import compose, resume_run, start_run
+
+
+def history(folder: Path) -> list[dict[str, str]]:
+    with (folder / "history.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def weights(folder: Path, name: str = "last") -> dict[str, torch.Tensor]:
+    return torch.load(folder / "checkpoints" / f"{name}.ckpt", weights_only=True)["state_dict"]
+
+
+def same_weights(first: Path, second: Path) -> bool:
+    a, b = weights(first), weights(second)
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def start_process(folder: Path, overrides: list[str]) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "kedge", "train", *overrides, f"hydra.run.dir={folder}"]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+
+
+def wait_for(condition: object, process: subprocess.Popen[str], seconds: float = 120) -> None:
+    assert callable(condition)
+    end = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("loss", ["cam", "contrastive", "cross_entropy"])
+def test_a_run_leaves_a_model_that_has_learned(loss: str, tiny: list[str], tmp_path: Path) -> None:
+    overrides = [*tiny, f"loss={loss}", "recipe.epochs=5"]
+    if loss == "contrastive":
+        overrides.append("recipe.optimizer.lr=0.001")
+    model = train(overrides=overrides, folder=tmp_path / "run")
+    assert model.loss == loss
+    assert model.anchors is not None
+    assert model.anchors.shape == (4, 8)
+    assert model.classes == ("upright", "level", "slanted", "checked")
+    rows = history(tmp_path / "run")
+    assert [row["epoch"] for row in rows] == ["1", "2", "3", "4", "5"]
+    target = "val/knn1" if loss == "contrastive" else "val/accuracy"
+    assert float(rows[-1][target]) > 0.5
+    assert float(rows[-1]["train/loss"]) < float(rows[0]["train/loss"])
+    loaded = Model.load(tmp_path / "run", device="cpu")
+    pixels = torch.randint(256, (3, 3, 12, 12), dtype=torch.uint8)
+    assert torch.equal(loaded.embed_pixels(pixels), model.embed_pixels(pixels))
+    # The model is the best epoch's, not simply the last one's.
+    best = max(range(5), key=lambda epoch: float(rows[epoch][target]))
+    assert torch.load(tmp_path / "run/checkpoints/best.ckpt", weights_only=True)["epoch"] == best
+
+
+def test_anchors_are_learned_in_a_group_without_weight_decay(tiny: list[str], tmp_path: Path) -> None:
+    train(overrides=[*tiny, "recipe.optimizer.anchor_lr=0.5", "recipe.epochs=1"], folder=tmp_path)
+    state = torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)
+    groups = {group["name"]: group for group in state["optimizer_states"][0]["param_groups"]}
+    assert groups["loss"]["weight_decay"] == 0
+    assert groups["backbone"]["weight_decay"] == 5e-4
+    # The loss is scaled up for the encoder, so head and anchors step that much less.
+    assert groups["head"]["max_lr"] == pytest.approx(groups["backbone"]["max_lr"] / 3)
+    assert groups["loss"]["max_lr"] == pytest.approx(groups["head"]["max_lr"] / 2)
+    start = CAMLoss(4, 8).anchors
+    assert not torch.equal(state["state_dict"]["loss.anchors"], start)
+
+
+def test_the_same_seed_gives_the_same_weights(tiny: list[str], tmp_path: Path) -> None:
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        train(overrides=[*tiny, "recipe.epochs=1", f"seed={seed}"], folder=tmp_path / name)
+    assert same_weights(tmp_path / "a", tmp_path / "b")
+    assert not same_weights(tmp_path / "a", tmp_path / "c")
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        ["loss=cam"],
+        ["recipe=paper", "loss=cross_entropy", "recipe.schedule.patience=0", "recipe.schedule.factor=0.3"],
+    ],
+    ids=["one cycle", "plateau"],
+)
+def test_killed_in_the_middle_of_an_epoch_and_resumed_ends_bit_for_bit_the_same(
+    chosen: list[str], tiny: list[str], tmp_path: Path
+) -> None:
+    # The recipe comes first, so that the tiny settings win; small batches make an epoch last long enough.
+    overrides = [*chosen, *tiny, "recipe.batch_size=4", "recipe.epochs=4"]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    start_run(compose(overrides), whole)
+
+    process = start_process(killed, overrides)
+    wait_for((killed / "checkpoints/last.ckpt").exists, process)
+    wait_for(lambda: len(history(killed)) == 2, process)
+    time.sleep(0.15)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert len(history(killed)) < 4
+    assert not (killed / "model").exists()
+
+    resume_run(killed)
+    assert same_weights(whole, killed)
+    assert [row["epoch"] for row in history(killed)] == ["1", "2", "3", "4"]
+    timeless = [[{k: v for k, v in row.items() if k != "seconds"} for row in history(f)] for f in (whole, killed)]
+    assert timeless[0] == timeless[1]
+
+
+def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(tiny: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = start_process(folder, [*tiny, "recipe.epochs=200"])
+    wait_for((folder / "checkpoints/last.ckpt").exists, process)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert f"kedge train --resume {folder}" in errors
+    assert "Traceback" not in errors
+    done = torch.load(folder / "checkpoints/last.ckpt", weights_only=True)["epoch"]
+    config = (folder / "config.yaml").read_text().replace("epochs: 200", f"epochs: {done + 2}")
+    (folder / "config.yaml").write_text(config)
+    resume_run(folder)
+    assert len(history(folder)) == done + 2
+
+
+def test_nan_stops_the_run_and_keeps_the_last_good_checkpoint(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = 0
+    real = CAMLoss.components
+
+    def breaks(self: CAMLoss, embeddings: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        nonlocal steps
+        steps += 1
+        return real(self, embeddings * (float("nan") if steps == 14 else 1.0), labels)
+
+    monkeypatch.setattr(CAMLoss, "components", breaks)
+    with pytest.raises(TrainingError, match=r"NaN or infinite in epoch 2;.*recipe.optimizer.lr \(now 0.05\)"):
+        train(overrides=tiny, folder=tmp_path)
+    assert all(value.isfinite().all() for value in weights(tmp_path).values())
+    assert torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)["epoch"] == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="mounting a small disk needs root")
+def test_a_full_disk_is_one_sentence_and_the_last_checkpoint_stays(tiny: list[str], tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    # Two checkpoints of about 40 MB fit (best and last of the first epoch), a third beside them does not.
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100m", "tmpfs", str(disk)], check=True)
+    try:
+        with pytest.raises(TrainingError, match=r"The disk is full.*kedge train --resume"):
+            train(overrides=tiny, folder=disk / "run")
+        assert len(weights(disk / "run")) > 10
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_embeddings_at_the_mean_of_the_anchors_are_noticed(tiny: list[str], tmp_path: Path) -> None:
+    lazy = [*tiny, "recipe.optimizer.lr=1e-7"]
+    with pytest.warns(UserWarning, match=r"After 2 of 3 epochs .* sit at the mean of the anchors .*\(now 1e-07\)"):
+        train(overrides=lazy, folder=tmp_path)
+
+
+def test_all_images_can_be_trained_on(tiny: list[str], tmp_path: Path) -> None:
+    train(
+        overrides=[*tiny, "split.holdout=0", "recipe.schedule.name=plateau", "recipe.epochs=2"],
+        folder=tmp_path,
+    )
+    assert not (tmp_path / "checkpoints/best.ckpt").exists()
+    assert (tmp_path / "model/model.json").exists()
+
+
+def test_few_shot_with_fewer_images_than_a_batch(tiny: list[str], tmp_path: Path) -> None:
+    train(overrides=[*tiny, "split.shots=2", "recipe.batch_size=512"], folder=tmp_path)
+    assert int(history(tmp_path)[-1]["step"]) == 3
+
+
+def test_swin_and_resnet101_take_the_papers_batches() -> None:
+    assert compose(["recipe=paper", "encoder=swin_t"]).recipe.batch_size == 64
+    assert compose(["recipe=paper", "encoder=resnet101"]).recipe.batch_size == 128
+    assert compose(["recipe=paper", "encoder=resnet50"]).recipe.batch_size == 512
+    assert compose(["recipe=paper", "encoder=swin_t", "recipe.batch_size=8"]).recipe.batch_size == 8
+
+
+def test_bad_input(tiny: list[str], tmp_path: Path) -> None:
+    cases = {
+        "recipe.optimizer.name=lion": r"recipe.optimizer.name must be one of sgd, adam, found 'lion'",
+        "recipe.schedule.name=step": r"recipe.schedule.name must be one of one_cycle, plateau, constant",
+        "recipe.epochs=0": r"recipe.epochs must be positive",
+        "recipe.epochs=many": r"recipe.epochs must be a whole number, found 'many'",
+        "split.holdout=1.5": r"split.holdout must be 0 or a share below 1",
+        "encoder.stem=huge": r"stem.*huge",
+        "encoder.head=round": r"head.*round",
+        "loss.init=grid": r"init must be 'base' or 'random', found 'grid'",
+    }
+    for override, sentence in cases.items():
+        with pytest.raises(ConfigError, match=sentence):
+            train(overrides=[*tiny, override], folder=tmp_path / override.replace("=", "-"))
+    with pytest.raises(ConfigError, match=r"loss must be one of cam, contrastive, cross_entropy, found 'arcface'"):
+        train(overrides=["loss=arcface"])
+    with pytest.raises(ConfigError, match=r"no recipe.optimiser.lr; recipe has .*Did you mean optimizer\?"):
+        train(overrides=["recipe.optimiser.lr=1"])
+    with pytest.raises(DataError, match="neither a folder"):
+        train(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match="is no run"):
+        resume_run(tmp_path / "nowhere")
+
+
+def test_a_run_is_never_written_over(tiny: list[str], tmp_path: Path) -> None:
+    train(overrides=[*tiny, "recipe.epochs=1"], folder=tmp_path)
+    with pytest.raises(ConfigError, match="already holds a run"):
+        train(overrides=[*tiny, "recipe.epochs=1"], folder=tmp_path)
