@@ -9,21 +9,18 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import os
-import platform
-import subprocess
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from kedge.metrics import rank_relevant
+from machine import describe
 
 RESULTS = Path(__file__).parent / "results" / "exact_map.json"
 SEED = 0
@@ -122,23 +119,6 @@ def _measure(way: str, case: Case) -> tuple[dict[str, float], np.ndarray]:
     return scores, average_precision.numpy()
 
 
-def surroundings() -> dict[str, Any]:
-    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    names = [line.split(":", 1)[1].strip() for line in info.splitlines() if line.startswith("model name")]
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent
-    )
-    return {
-        "commit": commit.stdout.strip() if commit.returncode == 0 else None,
-        "cpu": names[0] if names else platform.machine(),
-        "cpu_count": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a small size; writes no results")
@@ -178,7 +158,7 @@ def main() -> None:
                 "streamed": streamed_large,
                 "distance_matrix_mib": round(matrix),
             },
-            **surroundings(),
+            "machine": describe(),
         }
         RESULTS.parent.mkdir(exist_ok=True)
         RESULTS.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")

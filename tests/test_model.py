@@ -23,7 +23,7 @@ DIM = 6
 
 def make(seed: int = 0, *, classifier: bool = False, size: int | None = 16, anchors: bool = True) -> Model:
     torch.manual_seed(seed)
-    encoder = build_encoder("resnet10", dim=DIM, stem="half", head="bounded")
+    encoder = build_encoder("resnet10", dim=DIM, stem="imagenet", head="bounded")
     nn.init.normal_(encoder.head.linear.weight)
     encoder.train()(torch.rand(16, 3, 16, 16))  # running statistics worth saving
     return Model(
@@ -398,10 +398,10 @@ def test_damaged_weights(model: Model, tmp_path: Path) -> None:
         ({"classes": ["ant", "bee"]}, ["anchors"]),
         ({"classes": None}, []),
         (
-            {"encoder": {"name": "resnet10", "dim": 9, "stem": "half", "head": "bounded"}},
+            {"encoder": {"name": "resnet10", "dim": 9, "stem": "imagenet", "head": "bounded"}},
             ["head.linear.weight"],
         ),
-        ({"encoder": {"name": "resnet99", "dim": 9, "stem": "half", "head": "bounded"}}, ["resnet99"]),
+        ({"encoder": {"name": "resnet99", "dim": 9, "stem": "imagenet", "head": "bounded"}}, ["resnet99"]),
         ({"encoder": {"name": ["resnet10"]}}, []),
         ({"encoder": 3}, []),
         ({"preprocessing": {"size": 16, "tilt": 3}}, ["tilt"]),

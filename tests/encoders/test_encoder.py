@@ -12,7 +12,7 @@ from kedge.encoders import Encoder, build_encoder
 from kedge.errors import ConfigError
 
 
-@pytest.mark.parametrize("stem", ["imagenet", "small", "half"])
+@pytest.mark.parametrize("stem", ["imagenet", "small"])
 @pytest.mark.parametrize(("name", "width"), [("resnet10", 512), ("resnet18", 512), ("resnet50", 2048)])
 def test_resnet_shapes(name: str, width: int, stem: str) -> None:
     encoder = build_encoder(name, stem=stem).eval()
@@ -35,13 +35,13 @@ def test_resnet101_and_swin() -> None:
 @pytest.mark.parametrize("head", ["none", "linear", "bounded"])
 @pytest.mark.parametrize("dim", [1, 2, 32, 512, 600])
 def test_any_dim_with_any_head(dim: int, head: str) -> None:
-    encoder = build_encoder("resnet10", dim=dim, head=head, stem="half")
+    encoder = build_encoder("resnet10", dim=dim, head=head, stem="imagenet")
     assert encoder(torch.rand(3, 3, 16, 16)).shape == (3, dim)
 
 
 @pytest.mark.parametrize(
     ("stem", "kernel", "stride", "pool"),
-    [("imagenet", 7, 2, nn.MaxPool2d), ("small", 3, 1, nn.Identity), ("half", 3, 2, nn.Identity)],
+    [("imagenet", 7, 2, nn.MaxPool2d), ("small", 3, 1, nn.Identity)],
 )
 def test_stems(stem: str, kernel: int, stride: int, pool: type) -> None:
     network = build_encoder("resnet10", stem=stem).backbone
@@ -76,7 +76,7 @@ def test_same_function_as_torchvision() -> None:
 def test_spec_rebuilds_the_architecture() -> None:
     for encoder in (
         build_encoder("resnet10", dim=9, head="bounded", image_size=32),
-        build_encoder("resnet50", head="none", stem="half"),
+        build_encoder("resnet50", head="none", stem="imagenet"),
         build_encoder("timm:resnet10t", dim=5),
     ):
         spec = json.loads(json.dumps(encoder.spec))
@@ -89,7 +89,7 @@ def test_spec_rebuilds_the_architecture() -> None:
 
 
 def test_frozen_backbone_does_not_move() -> None:
-    encoder = build_encoder("resnet10", dim=4, stem="half").freeze().train()
+    encoder = build_encoder("resnet10", dim=4, stem="imagenet").freeze().train()
     before = {name: value.clone() for name, value in encoder.backbone.state_dict().items()}
     assert encoder.head.training
     assert not encoder.backbone.training
@@ -101,7 +101,7 @@ def test_frozen_backbone_does_not_move() -> None:
 
 
 def test_channels_last_and_autocast() -> None:
-    encoder = build_encoder("resnet10", dim=8, stem="half", head="bounded")
+    encoder = build_encoder("resnet10", dim=8, stem="imagenet", head="bounded")
     nn.init.normal_(encoder.head.linear.weight)
     encoder.eval()
     images = torch.rand(4, 3, 32, 32)
@@ -134,7 +134,7 @@ def test_timm_features() -> None:
         ({"name": "timm:vit_tiny_patch16_224", "image_size": 32}, ["224", "32"]),
         ({"name": "swin_t", "image_size": 32}, ["swin_t", "224", "32"]),
         ({"name": "swin_t", "stem": "small"}, ["stem", "small", "ResNets"]),
-        ({"stem": "tiny"}, ["stem", "tiny", "imagenet", "half"]),
+        ({"stem": "tiny"}, ["stem", "tiny", "imagenet", "small"]),
         ({"head": "cosine"}, ["head", "cosine", "bounded"]),
         ({"dim": 0}, ["dim", "0"]),
         ({"dim": 2.5}, ["dim", "2.5"]),

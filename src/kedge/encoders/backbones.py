@@ -15,7 +15,7 @@ from kedge.errors import ConfigError
 
 __all__ = ["NAMES", "STEMS", "TIMM", "Backbone", "build_backbone", "check_name", "import_timm", "timm_model"]
 
-STEMS = ("auto", "imagenet", "small", "half")
+STEMS = ("auto", "imagenet", "small")
 SMALL_IMAGE = 64
 TIMM = "timm:"
 
@@ -72,9 +72,8 @@ def _build_resnet(name: str, stem: str, image_size: int | None) -> Backbone:
     network.fc = nn.Identity()
     if stem == "auto":
         stem = "small" if image_size is not None and image_size <= SMALL_IMAGE else "imagenet"
-    if stem != "imagenet":
-        stride = 1 if stem == "small" else 2
-        network.conv1 = nn.Conv2d(3, 64, kernel_size=3, stride=stride, padding=1, bias=False)
+    if stem == "small":
+        network.conv1 = nn.Conv2d(3, 64, kernel_size=3, stride=1, padding=1, bias=False)
         nn.init.kaiming_normal_(network.conv1.weight, mode="fan_out", nonlinearity="relu")
         network.maxpool = nn.Identity()
     return Backbone(network, width, stem, ("fc",))

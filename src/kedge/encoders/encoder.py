@@ -74,11 +74,11 @@ def build_encoder(
         name: ``resnet10``, ``resnet18``, ``resnet50``, ``resnet101``, ``swin_t`` or ``timm:<model>``.
         dim: size of the embedding; by default the width of the backbone.
         stem: how a ResNet begins. ``imagenet``: 7 x 7, stride 2, then max-pooling; ``small``: 3 x 3,
-            stride 1; ``half``: 3 x 3, stride 2, quick on CPUs; ``auto``: ``small`` for pictures of up to
-            64 pixels trained from scratch, otherwise ``imagenet``.
+            stride 1, no max-pooling; ``auto``: ``small`` for pictures of up to 64 pixels trained from scratch,
+            otherwise ``imagenet``.
         head: ``none`` (the pooled features themselves), ``linear``, or ``bounded`` (for CAM).
         weights: ``None`` (random), ``default``, a torchvision name such as ``IMAGENET1K_V1``, or a file
-            (``.pth``, ``.pt``, ``.safetensors``). A ``small`` or ``half`` stem keeps its first
+            (``.pth``, ``.pt``, ``.safetensors``). A ``small`` stem keeps its first
             convolution random, since the pretrained one has another shape.
         image_size: side of the pictures, where it is known.
 

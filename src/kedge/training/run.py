@@ -85,6 +85,10 @@ class _Run:
         self.preprocessing = self._preprocessing()
         self.encoder, self.loss = self._network()
         self.device = _device(config.trainer.accelerator)
+        # A GPU's convolutions want the channels last.
+        on_gpu = self.device.type == "cuda"
+        self.layout = torch.channels_last if on_gpu else torch.contiguous_format
+        self.encoder.to(memory_format=self.layout)
 
     def train(self, *, resume: bool = False) -> Model:
         """Fit, then save the best epoch as a model."""
@@ -164,7 +168,8 @@ class _Run:
         if generator is None:
             return self.preprocessing.normalise(pixels)
         images = self._augmentation(pixels, generator)
-        return self.preprocessing.standardise(self.preprocessing.fit(images))
+        images = self.preprocessing.standardise(self.preprocessing.fit(images))
+        return images.contiguous(memory_format=self.layout)
 
     @property
     def _augmentation(self) -> Augmentation:
