@@ -1,6 +1,6 @@
 """Trains and evaluates with several sets of overrides at once, each a `kedge train` of its own.
 
-    python benchmarks/recipes.py cifar100.npz --name cifar100_resnet18 --run kedge recipe=kedge --run paper recipe=paper
+    python benchmarks/recipes.py DATA.npz --name NAME --run kedge recipe=kedge --run paper recipe=paper
 
 `--held-out` leaves the test set alone and reports the target metric on the held-out images: choose with that, then
 evaluate what was chosen once. Results go to benchmarks/results/NAME.json.
