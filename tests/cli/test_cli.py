@@ -38,7 +38,7 @@ def test_help_and_version() -> None:
 
 
 def test_train_then_evaluate(tiny: list[str], tmp_path: Path) -> None:
-    done = kedge("train", *tiny, "recipe.epochs=2", "hydra.run.dir=first", cwd=tmp_path)
+    done = kedge("train", *tiny, "recipe.epochs=2", "--folder", "first", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "kedge evaluate first" in done.stdout
     assert "epoch 2/2  loss" in done.stderr
@@ -80,7 +80,7 @@ def test_sweep(tiny: list[str], tmp_path: Path) -> None:
         (["train", "nowhere/"], "nowhere/ is neither a folder of pictures nor an .npz file."),
         (["train", "dataset=folder", "dataset.path=nowhere"], "nowhere"),
         (["train", "--resume", "nowhere"], "nowhere is no run"),
-        (["train", "--resume", "nowhere", "seed=1"], "--resume takes no overrides, found seed=1."),
+        (["train", "--resume", "nowhere", "seed=1"], "--resume takes the run's own settings"),
         (["evaluate", "nowhere"], "nowhere"),
     ],
 )

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -88,16 +89,31 @@ def test_the_same_seed_gives_the_same_weights(tiny: list[str], tmp_path: Path) -
     assert not same_weights(tmp_path / "a", tmp_path / "c")
 
 
-@pytest.mark.parametrize(
-    "chosen",
-    [
-        ["loss=cam"],
-        ["recipe=paper", "loss=cross_entropy", "recipe.schedule.patience=0", "recipe.schedule.factor=0.3"],
-    ],
-    ids=["one cycle", "plateau"],
-)
+SCHEDULES = {
+    "one cycle": ["loss=cam"],
+    "plateau": ["recipe=paper", "loss=cross_entropy", "recipe.schedule.patience=0", "recipe.schedule.factor=0.3"],
+}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
 def test_killed_in_the_middle_of_an_epoch_and_resumed_ends_bit_for_bit_the_same(
-    chosen: list[str], tiny: list[str], tmp_path: Path
+    schedule: str, tiny: list[str], tmp_path: Path
+) -> None:
+    check_kill_and_resume(SCHEDULES[schedule], tiny, tmp_path, after_epochs=2, moment=0.15)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(20))
+def test_killed_at_any_moment(seed: int, tiny: list[str], tmp_path: Path) -> None:
+    chance = random.Random(seed)
+    chosen = chance.choice(list(SCHEDULES.values()))
+    check_kill_and_resume(
+        chosen, tiny, tmp_path, after_epochs=chance.randint(1, 2), moment=chance.uniform(0.0, 0.5), mid_epoch=False
+    )
+
+
+def check_kill_and_resume(
+    chosen: list[str], tiny: list[str], tmp_path: Path, *, after_epochs: int, moment: float, mid_epoch: bool = True
 ) -> None:
     # The recipe comes first, so that the tiny settings win; small batches make an epoch last long enough.
     overrides = [*chosen, *tiny, "recipe.batch_size=4", "recipe.epochs=4"]
@@ -106,12 +122,13 @@ def test_killed_in_the_middle_of_an_epoch_and_resumed_ends_bit_for_bit_the_same(
 
     process = start_process(killed, overrides)
     wait_for((killed / "checkpoints/last.ckpt").exists, process)
-    wait_for(lambda: len(history(killed)) == 2, process)
-    time.sleep(0.15)
+    wait_for(lambda: len(history(killed)) >= after_epochs, process)
+    time.sleep(moment)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert len(history(killed)) < 4
-    assert not (killed / "model").exists()
+    if mid_epoch:
+        assert len(history(killed)) < 4
+        assert not (killed / "model").exists()
 
     resume_run(killed)
     assert same_weights(whole, killed)

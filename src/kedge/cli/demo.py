@@ -10,7 +10,7 @@ import typer
 
 __all__ = ["register"]
 
-_LOSSES = ("cam", "cross_entropy")
+_LOSSES = {"cam": "class anchors", "cross_entropy": "cross-entropy"}
 _QUERIES = 8
 
 
@@ -36,16 +36,16 @@ def demo(
     console = Console()
     dataset = sample()
     models, reports = {}, {}
-    for loss in _LOSSES:
+    for loss, title in _LOSSES.items():
         chosen = ["experiment=demo", f"loss={loss}", *(overrides or [])]
-        models[loss] = train(overrides=chosen, folder=folder / loss)
-        reports[loss] = evaluate(models[loss], dataset)
-        reports[loss].save(folder / loss / "metrics.json")
+        models[title] = train(overrides=chosen, folder=folder / loss)
+        reports[title] = evaluate(models[title], dataset)
+        reports[title].save(folder / loss / "metrics.json")
     console.print(compare(reports))
     picture = folder / "top6.png"
     step = len(dataset.test) // _QUERIES
     queries = [row * step + step // 2 for row in range(_QUERIES)]
-    hits = {loss: top_hits(model, dataset, queries) for loss, model in models.items()}
+    hits = {title: top_hits(model, dataset, queries) for title, model in models.items()}
     retrieval_grid(dataset, queries, hits).savefig(picture)
     typer.echo(f"The first hits of both, side by side: {picture}")
-    typer.echo(f"The models: {folder}/cam/model and {folder}/cross_entropy/model")
+    typer.echo(f"The models: {' and '.join(str(folder / loss / 'model') for loss in _LOSSES)}")

@@ -18,6 +18,7 @@ def register(app: typer.Typer) -> None:
 
 def train(
     context: typer.Context,
+    folder: Annotated[Path | None, typer.Option(help="Where the run goes; by default below runs/.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with an interrupted run: its folder.")] = None,
 ) -> None:
     """Train an encoder around class anchors.
@@ -34,9 +35,9 @@ def train(
     arguments = list(context.args)
     try:
         if resume is None:
-            _start(arguments)
-        elif arguments:
-            raise ConfigError(f"--resume takes no overrides, found {' '.join(arguments)}.")
+            _start(arguments, folder)
+        elif arguments or folder:
+            raise ConfigError("--resume takes the run's own settings: leave out overrides and --folder.")
         else:
             resume_run(resume)
             _say_next(resume)
@@ -45,16 +46,18 @@ def train(
         sys.exit(130)
 
 
-def _start(arguments: list[str]) -> None:
+def _start(arguments: list[str], folder: Path | None) -> None:
     import hydra
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import DictConfig
 
     from kedge.errors import KedgeError
-    from kedge.training import Interrupted, compose, overrides_for, start_run
+    from kedge.training import Interrupted, compose, overrides_for, quoted, start_run
 
     if arguments and "=" not in arguments[0] and not arguments[0].startswith("-"):
         arguments = overrides_for(arguments[0], arguments[1:])
+    if folder is not None:
+        arguments.append(f"hydra.run.dir={quoted(folder)}")
     if not any(argument.startswith("-") for argument in arguments):
         compose(arguments)  # for its one-sentence errors; Hydra's own are several lines long
 

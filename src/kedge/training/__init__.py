@@ -2,7 +2,7 @@
 
 from kedge.training.compose import build, compose, dataset_of
 from kedge.training.run import Interrupted, resume_run, start_run
-from kedge.training.source import overrides_for
+from kedge.training.source import overrides_for, quoted
 from kedge.training.train import train
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "compose",
     "dataset_of",
     "overrides_for",
+    "quoted",
     "resume_run",
     "start_run",
     "train",

@@ -11,7 +11,7 @@ from rich.console import Console
 from kedge.encoders import fetch_weights
 from kedge.errors import DataError, WeightsError
 
-__all__ = ["overrides_for"]
+__all__ = ["overrides_for", "quoted"]
 
 _console = Console(stderr=True)
 
@@ -24,10 +24,10 @@ def overrides_for(source: str | Path, overrides: Sequence[str] = ()) -> list[str
     """
     path = Path(source)
     if path.suffix == ".npz" and path.is_file():
-        return ["dataset=arrays", f"dataset.path={_quoted(path)}", *overrides]
+        return ["dataset=arrays", f"dataset.path={quoted(path)}", *overrides]
     if not path.is_dir():
         raise DataError(f"{source} is neither a folder of pictures nor an .npz file.")
-    given = ["dataset=folder", f"dataset.path={_quoted(path)}"]
+    given = ["dataset=folder", f"dataset.path={quoted(path)}"]
     if _value(overrides, "recipe") is None and _value(overrides, "experiment") is None:
         given += _how_to_train(overrides)
     return [*given, *overrides]
@@ -54,6 +54,7 @@ def _value(overrides: Sequence[str], key: str) -> str | None:
     return next((value for name, _, value in pairs if name == key), None)
 
 
-def _quoted(path: Path) -> str:
+def quoted(path: Path) -> str:
+    """A path as the value of an override, whatever characters it holds."""
     text = str(path.resolve()).replace("\\", "\\\\").replace("'", "\\'")
     return f"'{text}'"

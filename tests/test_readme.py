@@ -1,0 +1,86 @@
+"""What the README promises: its code runs, and its figures are those that the benchmarks wrote."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.M | re.S)
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Path:
+    """A folder with photos/ and two pictures to ask for."""
+    generator = np.random.default_rng(0)
+    colours = {"red": (200, 40, 40), "green": (40, 200, 40), "blue": (40, 40, 200)}
+    for name, colour in colours.items():
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for index in range(10):
+            pixels = np.clip(generator.normal(colour, 40, (60, 80, 3)), 0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{index}.jpg")
+    for name in ("query.jpg", "other.jpg"):
+        Image.fromarray(pixels).save(tmp_path / name)
+    return tmp_path
+
+
+@pytest.fixture
+def offline(tmp_path: Path) -> dict[str, str]:
+    """No weights in the cache and no network, wherever the test runs."""
+    nowhere = "http://127.0.0.1:9"
+    return os.environ | {"TORCH_HOME": str(tmp_path / "torch"), "http_proxy": nowhere, "https_proxy": nowhere}
+
+
+def test_python_blocks_run(desk: Path, offline: dict[str, str]) -> None:
+    code = "\n".join(blocks("python"))
+    assert "kedge.train(" in code
+    check = "assert vectors.shape == (2, model.dim) and len(names) == 1 and len(classes) == 32"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\n{check}"],
+        cwd=desk,
+        env=offline,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+    assert 0 < float(done.stdout) < 1
+
+
+def test_shell_blocks_run(desk: Path, offline: dict[str, str]) -> None:
+    lines = "\n".join(blocks("bash")).splitlines()
+    assert len(lines) == 2
+    for line in lines:
+        command = [sys.executable, "-m", *line.split()]
+        done = subprocess.run(command, cwd=desk, env=offline, capture_output=True, text=True, timeout=280)
+        assert done.returncode == 0, done.stderr
+    assert (desk / "runs/photos/metrics.json").exists()
+
+
+def test_figures_are_those_of_the_benchmarks() -> None:
+    name, table = re.search(r"<!-- results: (\w+) -->\n(.*?)\n\n", README, re.S).groups()  # type: ignore[union-attr]
+    runs = json.loads((ROOT / f"benchmarks/results/{name}.json").read_text())["runs"]
+    metrics = {run["name"]: run["metrics"] for run in runs}
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+    assert len(rows) == 4
+    for recipe, loss, *shown in rows:
+        found = metrics[f"{recipe}-{loss.lower().replace('-', '_')}"]
+        values = [
+            found["label_lists"]["mAP"],
+            found["brute_force"]["mAP"],
+            found["anchor_lists"]["mAP"],
+            found["brute_force"]["P@20"],
+        ]
+        assert shown == [f"{value:.3f}".removeprefix("0") for value in values]
