@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from kedge.evaluation.embedding import embed_pictures, route
 from kedge.evaluation.figures import retrieval_grid, top_hits
 from kedge.evaluation.protocol import evaluate, evaluate_embeddings
 from kedge.evaluation.report import METHODS, METRICS, Report
+from kedge.evaluation.routing import route
 from kedge.evaluation.tables import compare
 
 __all__ = [
@@ -13,7 +13,6 @@ __all__ = [
     "METRICS",
     "Report",
     "compare",
-    "embed_pictures",
     "evaluate",
     "evaluate_embeddings",
     "retrieval_grid",

@@ -11,13 +11,13 @@ import torch
 
 from kedge.datasets import Dataset
 from kedge.errors import ConfigError, DataError
-from kedge.evaluation.embedding import embed_pictures, route
 from kedge.evaluation.report import METRICS, Report
+from kedge.evaluation.routing import route
 from kedge.metrics import Ranking, accuracy, rank_relevant
 from kedge.metrics.distances import DEFAULT_MEMORY
 from kedge.metrics.inputs import Array
 from kedge.metrics.ranking import Rest
-from kedge.model import Model
+from kedge.model import Model, embed_pictures
 
 
 def evaluate_embeddings(
@@ -83,8 +83,8 @@ def evaluate(model: Model, dataset: Dataset, *, batch_size: int = 256, limit: in
     asked = dataset.test
     if limit is not None and limit < len(asked):
         asked = asked.subset(np.arange(limit) * len(asked) // limit)
-    queries = embed_pictures(model, asked, batch_size=batch_size, title="queries")
-    gallery = embed_pictures(model, dataset.train, batch_size=batch_size, title="gallery")
+    queries = embed_pictures(model.embed_pixels, asked, batch_size=batch_size, title="queries")
+    gallery = embed_pictures(model.embed_pixels, dataset.train, batch_size=batch_size, title="gallery")
     return evaluate_embeddings(
         queries,
         asked.labels,

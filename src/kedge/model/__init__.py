@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from kedge.model.embedding import embed_pictures
 from kedge.model.model import Model, Prediction
 from kedge.model.pictures import Picture
 
-__all__ = ["Model", "Picture", "Prediction"]
+__all__ = ["Model", "Picture", "Prediction", "embed_pictures"]

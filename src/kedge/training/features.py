@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from rich.progress import track
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from kedge.datasets import Pictures
 from kedge.images import Preprocessing
+from kedge.model import embed_pictures
 from kedge.training.data import Features
 
-__all__ = ["cached_features", "embed_all"]
+__all__ = ["cached_features", "class_means"]
 
 _BATCH = 64
 
@@ -22,26 +22,34 @@ def cached_features(
     path: Path, backbone: nn.Module, pictures: Pictures, preprocessing: Preprocessing, device: torch.device
 ) -> Features:
     """The backbone's outputs for `pictures`: read from `path` if a run left them there, computed otherwise."""
-    labels = torch.from_numpy(pictures.labels)
     if path.exists():
         values = load_file(path)["features"]
     else:
-        values = embed_all(backbone, pictures, preprocessing, device, what="features")
+        values = _outputs(backbone, pictures, preprocessing, device, title="pictures")
         part = path.with_suffix(".part")
         save_file({"features": values}, part)
         part.replace(path)
-    return Features(values, labels)
+    return Features(values, torch.from_numpy(pictures.labels))
 
 
-@torch.inference_mode()
-def embed_all(
-    network: nn.Module, pictures: Pictures, preprocessing: Preprocessing, device: torch.device, *, what: str
+def class_means(
+    encoder: nn.Module, pictures: Pictures, classes: int, preprocessing: Preprocessing, device: torch.device
 ) -> Tensor:
-    """The network's outputs for all pictures, unaugmented, on the CPU."""
+    """The mean embedding of each class, classes × dim; zero for a class without pictures."""
+    embeddings = _outputs(encoder, pictures, preprocessing, device, title="pictures for the class means")
+    labels = torch.from_numpy(pictures.labels)
+    sums = torch.zeros(classes, embeddings.shape[1]).index_add_(0, labels, embeddings)
+    return sums / torch.bincount(labels, minlength=classes).clamp(min=1)[:, None]
+
+
+def _outputs(
+    network: nn.Module, pictures: Pictures, preprocessing: Preprocessing, device: torch.device, *, title: str
+) -> Tensor:
     network.to(device).eval()
-    starts = range(0, len(pictures), _BATCH)
-    found = []
-    for start in track(starts, description=what, transient=True, disable=len(starts) < 20):
-        pixels = pictures.take(range(start, min(start + _BATCH, len(pictures)))).to(device)
-        found.append(network(preprocessing.normalise(pixels)).float().cpu())
-    return torch.cat(found)
+
+    def embed(pixels: Tensor) -> Tensor:
+        found: Tensor = network(preprocessing.normalise(pixels.to(device)))
+        return found
+
+    # Out of inference mode: features are trained on.
+    return embed_pictures(embed, pictures, batch_size=_BATCH, title=title).cpu().clone()

@@ -30,7 +30,7 @@ from kedge.training.callbacks import History, TrainingProgress, checkpoints
 from kedge.training.checkpoint import WholeCheckpoints
 from kedge.training.compose import CONFIG, build, build_loss, load_config
 from kedge.training.data import Examples, TrainingData
-from kedge.training.features import cached_features, embed_all
+from kedge.training.features import cached_features, class_means
 from kedge.training.module import RetrievalTraining
 from kedge.training.recipe import Recipe, Split
 
@@ -213,7 +213,8 @@ class _Run:
         module.load_state_dict(state)
         anchors = getattr(self.loss, "anchors", None)
         if not isinstance(anchors, Tensor):
-            anchors = self._class_means()
+            count = len(self.dataset.classes)
+            anchors = class_means(self.encoder, self.pictures, count, self.preprocessing, self.device)
         model = Model(
             self.encoder.eval(),
             anchors=anchors,
@@ -224,12 +225,6 @@ class _Run:
         )
         model.save(self.folder / "model")
         return model.to(self.device)
-
-    def _class_means(self) -> Tensor:
-        embeddings = embed_all(self.encoder, self.pictures, self.preprocessing, self.device, what="class means")
-        labels = torch.from_numpy(self.pictures.labels)
-        sums = torch.zeros(len(self.dataset.classes), embeddings.shape[1]).index_add_(0, labels, embeddings)
-        return sums / torch.bincount(labels, minlength=len(sums)).clamp(min=1)[:, None]
 
     def _headline(self, count: int) -> str:
         kept = f", {len(self.held_out)} held out" if self.held_out is not None else ""
