@@ -45,8 +45,7 @@ class Case:
         centres = torch.randn(self.classes, self.dim, generator=source)
         labels = [torch.randint(self.classes, (rows,), generator=source) for rows in (self.queries, self.gallery)]
         vectors = [
-            torch.randn(len(rows), self.dim, generator=source).mul_(self.spread).add_(centres[rows])
-            for rows in labels
+            torch.randn(len(rows), self.dim, generator=source).mul_(self.spread).add_(centres[rows]) for rows in labels
         ]
         return vectors[0], labels[0], vectors[1], labels[1]
 

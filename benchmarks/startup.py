@@ -38,9 +38,7 @@ def main() -> None:
     found = {name: seconds(arguments) for name, arguments in COMMANDS.items()}
     bare, torch = found["python"], found["import torch"]
     for name, value in found.items():
-        print(
-            f"{name:14} {value * 1000:7.0f} ms   {value / bare:5.1f} x python   {value / torch:5.2f} x import torch"
-        )
+        print(f"{name:14} {value * 1000:7.0f} ms   {value / bare:5.1f} x python   {value / torch:5.2f} x import torch")
     result = {"repeats": REPEATS, "median_seconds": {name: round(value, 4) for name, value in found.items()}}
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(result | {"machine": describe()}, indent=1) + "\n")

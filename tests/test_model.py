@@ -48,9 +48,7 @@ def pixels() -> np.ndarray:
 
 def naive(model: Model, image: Image.Image) -> torch.Tensor:
     inputs = torch.from_numpy(model.preprocessing.to_pixels(image)).float()[None] / 256
-    mean, std = (
-        torch.tensor(each).view(1, 3, 1, 1) for each in (model.preprocessing.mean, model.preprocessing.std)
-    )
+    mean, std = (torch.tensor(each).view(1, 3, 1, 1) for each in (model.preprocessing.mean, model.preprocessing.std))
     with torch.no_grad():
         return model.encoder.eval()((inputs - mean) / std)
 

@@ -73,9 +73,19 @@ def test_sweep(tiny: list[str], tmp_path: Path) -> None:
     assert kinds == {"cam", "cross_entropy"}
 
 
+def test_a_failing_job_does_not_end_the_sweep(tiny: list[str], tmp_path: Path) -> None:
+    done = kedge("train", *tiny, "recipe.epochs=1", "-m", "loss.init=grid,base", "--folder", "sweep", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "kedge: init must be 'base' or 'random', found 'grid'." in done.stderr
+    assert len(list(tmp_path.glob("sweep/*/model"))) == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
+        (["train", "loss=cam,arcface", "-m"], "loss must be one of cam, contrastive, cross_entropy, found 'arcface'."),
+        (["train", "recipe.foo=1", "-m"], "There is no recipe.foo"),
+        (["evaluate", "nowhere", "foo"], "nowhere"),
         (["train", "loss=arcface"], "loss must be one of cam, contrastive, cross_entropy, found 'arcface'."),
         (["train", "nowhere/"], "nowhere/ is neither a folder of pictures nor an .npz file."),
         (["train", "dataset=folder", "dataset.path=nowhere"], "nowhere"),

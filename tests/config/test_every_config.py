@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 
+from kedge.config.compose import build, build_loss, compose
 from kedge.encoders import Encoder
 from kedge.losses import RetrievalLoss
-from kedge.training import build, compose
-from kedge.training.compose import build_loss
-from kedge.training.recipe import Recipe, Split
+from kedge.training.settings import Settings
 
 ROOT = Path(str(files("kedge.config")))
 GROUPS = {
@@ -57,7 +57,7 @@ def test_loss(name: str) -> None:
 @pytest.mark.parametrize("name", options("recipe"))
 def test_recipe(name: str, encoder: str) -> None:
     config = compose([f"recipe={name}", f"encoder={encoder}", *NEEDED.get(encoder, [])])
-    recipe = Recipe.from_config(config.recipe)
+    recipe = Settings.from_config(config).recipe
     assert recipe.name == name
     images = torch.randint(256, (2, 3, 16, 16), dtype=torch.uint8)
     assert recipe.augmentation(images, torch.Generator().manual_seed(0)).shape == images.shape
@@ -83,14 +83,22 @@ def test_dataset(name: str, stripes: Path, tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize("name", options("experiment"))
 def test_experiment(name: str) -> None:
     config = compose([f"experiment={name}"])
-    Recipe.from_config(config.recipe)
-    Split.from_config(config.split)
+    Settings.from_config(config)
     build(config.encoder, head="linear", image_size=32)
 
 
 @pytest.mark.parametrize("name", options("trainer"))
 def test_trainer(name: str) -> None:
-    import lightning
+    assert Settings.from_config(compose([f"trainer={name}"])).trainer.accelerator == "auto"
 
-    wanted = dict(compose([f"trainer={name}"]).trainer) | {"precision": "32-true"}
-    lightning.Trainer(**wanted, logger=False, enable_checkpointing=False)
+
+@pytest.mark.parametrize("overlay", sorted(ROOT.glob("recipe/*/*.yaml")), ids=lambda path: path.stem)
+def test_overlays_are_laid_over_the_recipes(overlay: Path) -> None:
+    """recipe/encoder/paper_swin_t.yaml, say, takes effect with recipe=paper encoder=swin_t."""
+    group = overlay.parent.name
+    recipe, _, option = overlay.stem.partition("_")
+    assert option in GROUPS[group]
+    found = compose([f"recipe={recipe}", f"{group}={option}"]).recipe
+    wanted = OmegaConf.load(overlay)
+    assert OmegaConf.merge(found, wanted) == found
+    assert compose([f"recipe={recipe}", f"{group}={'resnet18' if group == 'encoder' else 'cam'}"]).recipe != found

@@ -108,9 +108,7 @@ def test_channels_last_and_autocast() -> None:
     with torch.inference_mode():
         plain = encoder(images)
         encoder.to(memory_format=torch.channels_last)
-        torch.testing.assert_close(
-            encoder(images.to(memory_format=torch.channels_last)), plain, rtol=1e-4, atol=1e-5
-        )
+        torch.testing.assert_close(encoder(images.to(memory_format=torch.channels_last)), plain, rtol=1e-4, atol=1e-5)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             low = encoder(images)
     assert (low.float() - plain).norm() < 0.1 * plain.norm()

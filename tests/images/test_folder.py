@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from kedge.errors import DataError
 from kedge.images import list_classes, list_pictures
@@ -66,3 +68,12 @@ def test_what_is_no_folder(tmp_path: Path, listing) -> None:
     touch(tmp_path / "file.jpg")
     with pytest.raises(DataError, match=r"file\.jpg is a file"):
         listing(tmp_path / "file.jpg")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there may a name hold any bytes")
+def test_a_class_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    folder = os.fsencode(tmp_path) + b"/caf\xe9"
+    os.mkdir(folder)  # noqa: PTH102
+    Image.new("RGB", (4, 4)).save(os.fsdecode(folder + b"/a.png"))
+    with pytest.raises(DataError, match=r"'caf\\udce9' in .* cannot be a class name: rename it"):
+        list_classes(tmp_path)

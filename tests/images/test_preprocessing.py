@@ -96,3 +96,15 @@ def test_bad_settings(bad: dict[str, object]) -> None:
 def test_unknown_setting_in_json() -> None:
     with pytest.raises(ConfigError, match="'crop'"):
         Preprocessing.from_json({"crop": 1})
+
+
+@pytest.mark.parametrize("shape", [(20, 12), (12, 20), (13, 20)])
+def test_batches_and_pictures_lose_the_same_borders(shape: tuple[int, int]) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (*shape, 3), dtype=np.uint8)
+    side = min(shape)
+    preprocessing = Preprocessing(size=side)
+    one = preprocessing.to_pixels(Image.fromarray(pixels))
+    batch = torch.from_numpy(pixels.transpose(2, 0, 1)[None].copy()).float()
+    assert preprocessing.fit(batch).shape == (1, 3, side, side)
+    if (max(shape) - side) % 2 == 0:  # otherwise one of them cuts half a pixel
+        assert np.array_equal(preprocessing.fit(batch)[0].numpy(), one)

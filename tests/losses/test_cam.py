@@ -187,3 +187,22 @@ def test_bad_input() -> None:
         CAMLoss(3, 4, margin=0)
     with pytest.raises(ConfigError, match="min_norm"):
         CAMLoss(3, 4, min_norm=-1)
+
+
+@pytest.mark.parametrize("distance", [1e-2, 1e-4, 1e-5, 1e-6])
+def test_near_anchors_part_along_their_difference(distance: float) -> None:
+    """In float32, the difference of two anchors far from the origin keeps what digits it has."""
+    anchors = torch.full((2, 8), 1.0)
+    anchors[1, 0] += distance
+    anchors.requires_grad_()
+    repeller(anchors, 2.0).backward()
+    assert anchors.grad is not None
+    assert anchors.grad[1, 0].item() == pytest.approx(-4.0, rel=0.01)
+    assert anchors.grad[1, 1:].abs().max() < 0.01
+
+
+def test_an_anchor_whose_norm_underflows_leaves_the_origin() -> None:
+    anchors = torch.full((1, 4), 1e-30, requires_grad=True)
+    minimum_norm(anchors, 1.0).backward()
+    assert anchors.grad is not None
+    assert anchors.grad.norm().item() == pytest.approx(1.0, rel=1e-3)

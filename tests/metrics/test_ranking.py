@@ -56,9 +56,7 @@ def draw(seed: int, *, queries: int = 12, gallery: int = 60, dim: int = 4, class
     """Random data; with ``ties`` the vectors are small integers. One class is asked for but never stored."""
     rng = np.random.default_rng(seed)
     vectors = [
-        rng.integers(-2, 3, (rows, dim)).astype(np.float32)
-        if ties
-        else rng.normal(size=(rows, dim)).astype(np.float32)
+        rng.integers(-2, 3, (rows, dim)).astype(np.float32) if ties else rng.normal(size=(rows, dim)).astype(np.float32)
         for rows in (queries, gallery)
     ]
     return vectors[0], rng.integers(0, classes + 1, queries), vectors[1], rng.integers(0, classes, gallery)
@@ -219,9 +217,7 @@ def test_pytorch_metric_learning_agrees(include_self: bool) -> None:
         device=torch.device("cpu"),
         knn_func=CustomKNN(LpDistance(normalize_embeddings=False)),
     )
-    expected = calculator.get_accuracy(
-        queries, query_labels, gallery, gallery_labels, ref_includes_query=include_self
-    )
+    expected = calculator.get_accuracy(queries, query_labels, gallery, gallery_labels, ref_includes_query=include_self)
     ours = rank_relevant(queries, query_labels, gallery, gallery_labels, **options)
     assert include_self or ours.left_out > 0  # it leaves queries without a relevant item out, too
     # It divides AP by the relevant items among its k neighbours; with k = the gallery that is all of them.

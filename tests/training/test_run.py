@@ -9,13 +9,15 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from kedge import Model, train
+from kedge.config.compose import compose, dataset_of
 from kedge.errors import ConfigError, DataError, TrainingError
 from kedge.losses import CAMLoss
-from kedge.training import compose, resume_run, start_run
+from kedge.training import resume_run, start_run
 
 
 def history(folder: Path) -> list[dict[str, str]]:
@@ -80,6 +82,68 @@ def test_anchors_are_learned_in_a_group_without_weight_decay(tiny: list[str], tm
     assert groups["loss"]["max_lr"] == pytest.approx(groups["head"]["max_lr"] / 2)
     start = CAMLoss(4, 8).anchors
     assert not torch.equal(state["state_dict"]["loss.anchors"], start)
+
+
+@pytest.mark.parametrize("holdout", [0.1, 0.0])
+def test_the_last_checkpoint_is_the_last_epoch_however_good_it_is(
+    holdout: float, tiny: list[str], tmp_path: Path
+) -> None:
+    # At this rate nothing changes, so that no epoch is better than the first.
+    overrides = [*tiny, f"split.holdout={holdout}", "recipe.optimizer.lr=1e-9"]
+    train(overrides=overrides, folder=tmp_path)
+    assert torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)["epoch"] == 2
+    if holdout:
+        assert torch.load(tmp_path / "checkpoints/best.ckpt", weights_only=True)["epoch"] == 0
+    before = weights(tmp_path)
+    resume_run(tmp_path)
+    assert all(torch.equal(before[name], value) for name, value in weights(tmp_path).items())
+    assert len(history(tmp_path)) == 3
+
+
+def test_a_moved_run_remembers_its_best_epoch(tiny: list[str], tmp_path: Path) -> None:
+    train(overrides=[*tiny, "recipe.schedule.name=constant"], folder=tmp_path / "here")
+    best = torch.load(tmp_path / "here/checkpoints/best.ckpt", weights_only=True)
+    (tmp_path / "here").rename(tmp_path / "there")
+    config = (tmp_path / "there/config.yaml").read_text()
+    (tmp_path / "there/config.yaml").write_text(config.replace("epochs: 3", "epochs: 4"))
+    resume_run(tmp_path / "there")
+    scores = [float(row["val/accuracy"]) for row in history(tmp_path / "there")]
+    assert len(scores) == 4
+    again = torch.load(tmp_path / "there/checkpoints/best.ckpt", weights_only=True)
+    assert again["epoch"] == (3 if scores[3] > max(scores[:3]) else best["epoch"])
+
+
+def test_weights_broken_by_the_last_step_are_noticed(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = 0
+    real = CAMLoss.components
+
+    def breaks(self: CAMLoss, embeddings: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        nonlocal steps
+        steps += 1
+        if steps == 10:  # the last step of the first epoch: its loss is fine, its gradient is not
+            embeddings.register_hook(lambda gradient: gradient * float("inf"))
+        return real(self, embeddings, labels)
+
+    monkeypatch.setattr(CAMLoss, "components", breaks)
+    with pytest.raises(TrainingError, match=r"in epoch 1\. Lower"):
+        train(overrides=[*tiny, "split.holdout=0"], folder=tmp_path)
+    assert not (tmp_path / "checkpoints/last.ckpt").exists()
+
+
+def test_changed_pictures_are_noticed(stripes: Path, tiny: list[str], tmp_path: Path) -> None:
+    arrays = dict(np.load(stripes))
+    mine = tmp_path / "mine.npz"
+    np.savez(mine, **arrays)
+    train(overrides=[*tiny, f"dataset.path={mine}", "recipe.epochs=1"], folder=tmp_path / "run")
+    assert len(dataset_of(tmp_path / "run").test) == 40
+    np.savez(mine, **{**arrays, "x_train": arrays["x_train"][::-1]})
+    with pytest.raises(DataError, match="mine has changed since"):
+        resume_run(tmp_path / "run")
+    with pytest.raises(DataError, match="mine has changed since"):
+        dataset_of(tmp_path / "run")
+    assert len(dataset_of(tmp_path / "run", [f"dataset.path={stripes}"]).test) == 40
 
 
 def test_the_same_seed_gives_the_same_weights(tiny: list[str], tmp_path: Path) -> None:
@@ -165,7 +229,10 @@ def test_nan_stops_the_run_and_keeps_the_last_good_checkpoint(
         return real(self, embeddings * (float("nan") if steps == 14 else 1.0), labels)
 
     monkeypatch.setattr(CAMLoss, "components", breaks)
-    with pytest.raises(TrainingError, match=r"NaN or infinite in epoch 2;.*recipe.optimizer.lr \(now 0.05\)"):
+    with pytest.raises(
+        TrainingError,
+        match=r"NaN or infinite in epoch 2; the checkpoint of epoch 1 is kept.*recipe.optimizer.lr \(now 0.05\)",
+    ):
         train(overrides=tiny, folder=tmp_path)
     assert all(value.isfinite().all() for value in weights(tmp_path).values())
     assert torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)["epoch"] == 0
@@ -216,16 +283,37 @@ def test_bad_input(tiny: list[str], tmp_path: Path) -> None:
     cases = {
         "recipe.optimizer.name=lion": r"recipe.optimizer.name must be one of sgd, adam, found 'lion'",
         "recipe.schedule.name=step": r"recipe.schedule.name must be one of one_cycle, plateau, constant",
-        "recipe.epochs=0": r"recipe.epochs must be positive",
+        "recipe.epochs=0": r"recipe.epochs must be at least 1, found 0",
         "recipe.epochs=many": r"recipe.epochs must be a whole number, found 'many'",
-        "split.holdout=1.5": r"split.holdout must be 0 or a share below 1",
+        "split.holdout=1.5": r"split.holdout must be at least 0 and below 1, found 1.5",
         "encoder.stem=huge": r"stem.*huge",
         "encoder.head=round": r"head.*round",
         "loss.init=grid": r"init must be 'base' or 'random', found 'grid'",
+        "loss.margin=big": r"margin must be a number above 0, found 'big'",
+        "loss.repel=maybe": r"repel must be true or false, found 'maybe'",
+        "loss._target_=os.system": r"loss._target_=os.system is no RetrievalLoss",
+        "recipe.batch_size=1": r"recipe.batch_size must be at least 2, found 1",
+        "recipe.size=0": r"recipe.size must be at least 1, found 0",
+        "recipe.optimizer.momentum=-1": r"recipe.optimizer.momentum must be at least 0 and below 1, found -1",
+        "recipe=null": r"Config group override must be a string",
+        "seed=-1": r"seed must be at least 0",
+        "seed=abc": r"seed must be a whole number, found 'abc'",
+        "trainer.accelerator=banana": r"trainer.accelerator must be one of auto, cpu, gpu, found 'banana'",
+        "trainer.precision=99": r"trainer.precision must be a word, found 99",
+        "trainer.deterministic=often": r"trainer.deterministic must be true or false, found 'often'",
+        "experiment=dmeo": r"experiment must be one of demo, found 'dmeo'",
     }
     for override, sentence in cases.items():
+        folder = tmp_path / override.replace("=", "-")
         with pytest.raises(ConfigError, match=sentence):
-            train(overrides=[*tiny, override], folder=tmp_path / override.replace("=", "-"))
+            train(overrides=[*tiny, override], folder=folder)
+        assert not folder.exists()
+    with pytest.raises(ConfigError, match=r"label_smoothing must be a number of at least 0 and below 1, found 7"):
+        train(overrides=[*tiny, "loss=cross_entropy", "loss.label_smoothing=7"], folder=tmp_path / "smooth")
+    with pytest.raises(ConfigError, match=r"head=bounded does not suit the loss contrastive: use linear or none"):
+        train(overrides=[*tiny, "loss=contrastive", "encoder.head=bounded"], folder=tmp_path / "bounded")
+    with pytest.raises(TrainingError, match=r"^/proc/nowhere: No such file"):
+        train(overrides=tiny, folder=Path("/proc/nowhere/run"))
     with pytest.raises(ConfigError, match=r"loss must be one of cam, contrastive, cross_entropy, found 'arcface'"):
         train(overrides=["loss=arcface"])
     with pytest.raises(ConfigError, match=r"no recipe.optimiser.lr; recipe has .*Did you mean optimizer\?"):

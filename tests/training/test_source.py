@@ -41,7 +41,16 @@ def test_without_weights_it_trains_from_scratch_and_says_so(
     assert "Training from scratch" in capsys.readouterr().err
     named = overrides_for(photos, ["encoder=resnet50", "encoder.weights=null"])
     assert "encoder=resnet10" not in named
+    assert "recipe=kedge" in named
     assert named[-2:] == ["encoder=resnet50", "encoder.weights=null"]
+
+
+def test_any_encoder_can_be_named(photos: Path, no_network: None) -> None:
+    for name in (["encoder=timm", "encoder.name=timm:test_resnet.r160_in1k"], ["encoder=swin_t"]):
+        found = overrides_for(photos, name)
+        assert "encoder.weights=null" in found
+        assert found[-len(name) :] == name
+    assert overrides_for(photos, ["encoder=resnet10,resnet18", "-m"])[2:] == ["encoder=resnet10,resnet18", "-m"]
 
 
 def test_what_the_user_names_is_left_alone(photos: Path) -> None:

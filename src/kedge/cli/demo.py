@@ -20,9 +20,7 @@ def register(app: typer.Typer) -> None:
 
 
 def demo(
-    folder: Annotated[
-        Path | None, typer.Option(help="Where to leave everything; by default below runs/demo.")
-    ] = None,
+    folder: Annotated[Path | None, typer.Option(help="Where to leave everything; by default below runs/demo.")] = None,
     overrides: Annotated[list[str] | None, typer.Argument(help="Overrides, such as recipe.epochs=3.")] = None,
 ) -> None:
     """Train with class anchors and with cross-entropy on the bundled sample, and compare."""

@@ -25,9 +25,9 @@ def evaluate(
     """Search the training pictures with the test pictures, and write metrics.json."""
     from rich.console import Console
 
+    from kedge.config.compose import dataset_of
     from kedge.evaluation import evaluate as measure
     from kedge.model import Model
-    from kedge.training import dataset_of
 
     model = Model.load(run)
     report = measure(model, dataset_of(run, overrides or []))

@@ -10,6 +10,8 @@ import typer
 
 __all__ = ["register"]
 
+_SWEEP = {"-m", "--multirun"}
+
 
 def register(app: typer.Typer) -> None:
     """Add the verb."""
@@ -52,31 +54,47 @@ def _start(arguments: list[str], folder: Path | None) -> None:
     from omegaconf import DictConfig
 
     from kedge.errors import KedgeError
-    from kedge.training import Interrupted, compose, overrides_for, quoted, start_run
+    from kedge.training import Interrupted, overrides_for, quoted, start_run
 
     if arguments and "=" not in arguments[0] and not arguments[0].startswith("-"):
         arguments = overrides_for(arguments[0], arguments[1:])
     if folder is not None:
-        arguments.append(f"hydra.run.dir={quoted(folder)}")
-    if not any(argument.startswith("-") for argument in arguments):
-        compose(arguments)  # for its one-sentence errors; Hydra's own are several lines long
+        arguments.append(f"hydra.{'sweep' if _SWEEP & {*arguments} else 'run'}.dir={quoted(folder)}")
+    _check(arguments)
+    failed = False
 
     def task(config: DictConfig) -> None:
-        folder = Path(HydraConfig.get().runtime.output_dir)
-        if folder.is_relative_to(Path.cwd()):
-            folder = folder.relative_to(Path.cwd())
+        nonlocal failed
+        place = Path(HydraConfig.get().runtime.output_dir)
+        place = place.relative_to(Path.cwd()) if place.is_relative_to(Path.cwd()) else place
         try:
-            start_run(config, folder)
+            start_run(config, place)
         except KedgeError as error:
-            # Hydra would wrap the error in a traceback of its own.
+            # Hydra would wrap it in a traceback of its own.
             typer.echo(f"kedge: {error}", err=True)
-            sys.exit(130 if isinstance(error, Interrupted) else 2)
-        _say_next(folder)
+            if isinstance(error, Interrupted):
+                sys.exit(130)
+            failed = True  # the other jobs of a sweep go on
+        else:
+            _say_next(place)
 
     # Hydra wants its overrides together: a sweep's flag may stand anywhere among them.
-    arguments.sort(key=lambda argument: argument in {"-m", "--multirun"})
+    arguments.sort(key=lambda argument: argument in _SWEEP)
     sys.argv = ["kedge train", *arguments]
     hydra.main(version_base="1.3", config_path="pkg://kedge.config", config_name="train")(task)()
+    if failed:
+        sys.exit(2)
+
+
+def _check(arguments: list[str]) -> None:
+    """Compose everything beforehand, for one-sentence errors: Hydra's own are several lines long."""
+    from kedge.config.compose import compose, expand
+
+    flags = {argument for argument in arguments if argument.startswith("-")}
+    if flags <= _SWEEP:
+        overrides = [argument for argument in arguments if argument not in flags]
+        for job in expand(overrides) if flags else [overrides]:
+            compose(job)
 
 
 def _say_next(folder: Path) -> None:

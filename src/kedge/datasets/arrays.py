@@ -23,9 +23,7 @@ def arrays(path: str | Path, flip: bool = True) -> Dataset:
     path = Path(path).expanduser()
     found = _load(path)
     if missing := [name for name in _NEEDED if name not in found]:
-        raise DataError(
-            f"{path} lacks {', '.join(missing)}: it must hold {', '.join(_NEEDED)}, and may hold classes."
-        )
+        raise DataError(f"{path} lacks {', '.join(missing)}: it must hold {', '.join(_NEEDED)}, and may hold classes.")
     train, test = (_pictures(path, found, split) for split in ("train", "test"))
     if "classes" in found:
         classes = tuple(str(name) for name in found["classes"].reshape(-1))
@@ -51,15 +49,14 @@ def _load(path: Path) -> dict[str, np.ndarray]:
         with loaded:
             return {name: loaded[name] for name in (*_NEEDED, "classes") if name in loaded.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path} cannot be read as an .npz file of plain arrays ({error}).") from error
+        raise DataError(f"{path} cannot be read as an .npz file of plain arrays, as numpy.savez writes.") from error
 
 
 def _pictures(path: Path, found: dict[str, np.ndarray], split: str) -> Pictures:
     images, labels = found[f"x_{split}"], found[f"y_{split}"]
     if images.dtype != np.uint8 or images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] != 3):
         raise DataError(
-            f"x_{split} in {path} must be uint8 of shape N x H x W x 3 or N x H x W, "
-            f"not {images.dtype} {images.shape}."
+            f"x_{split} in {path} must be uint8 of shape N x H x W x 3 or N x H x W, not {images.dtype} {images.shape}."
         )
     if labels.shape != (len(images),) or not np.issubdtype(labels.dtype, np.integer):
         raise DataError(

@@ -21,10 +21,10 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from kedge.datasets.atomic import whole_file
 from kedge.datasets.base import Pictures
 from kedge.datasets.download import data_root
 from kedge.errors import DataError, PictureError
+from kedge.files import whole_file
 from kedge.images import Preprocessing, read_picture
 
 __all__ = ["Decoded", "decode"]

@@ -29,8 +29,8 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from kedge.datasets.atomic import whole_file
 from kedge.errors import DataError, DownloadError
+from kedge.files import whole_file
 
 __all__ = ["Source", "data_root", "extract", "fetch", "obtain", "read_lines"]
 

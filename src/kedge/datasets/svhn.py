@@ -19,9 +19,7 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
         "train": Source(
             "http://ufldl.stanford.edu/housenumbers/train_32x32.mat", "md5:e26dedcc434d2e4c54c9b2d4a06d8373"
         ),
-        "test": Source(
-            "http://ufldl.stanford.edu/housenumbers/test_32x32.mat", "md5:eb5a983be6a315427106f1b164d9cef3"
-        ),
+        "test": Source("http://ufldl.stanford.edu/housenumbers/test_32x32.mat", "md5:eb5a983be6a315427106f1b164d9cef3"),
     }
 )
 

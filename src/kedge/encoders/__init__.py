@@ -5,7 +5,7 @@ from __future__ import annotations
 from kedge.encoders.backbones import NAMES, STEMS
 from kedge.encoders.encoder import Encoder, build_encoder
 from kedge.encoders.heads import HEADS
-from kedge.encoders.published import fetch_weights, weights_at_hand
+from kedge.encoders.published import fetch_weights
 
 __all__ = [
     "HEADS",
@@ -14,5 +14,4 @@ __all__ = [
     "Encoder",
     "build_encoder",
     "fetch_weights",
-    "weights_at_hand",
 ]

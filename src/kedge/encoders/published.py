@@ -18,7 +18,7 @@ from torchvision.models import get_model_weights
 from kedge.encoders.backbones import TIMM, check_name, import_timm, timm_model
 from kedge.errors import WeightsError
 
-__all__ = ["fetch_weights", "weights_at_hand"]
+__all__ = ["fetch_weights"]
 
 DEFAULT = ("default", "imagenet")
 CONNECT_SECONDS = 5.0
@@ -70,14 +70,6 @@ class _HuggingFaceFile:
         from huggingface_hub import hf_hub_download
 
         return Path(hf_hub_download(self.repository, self.file))
-
-
-def weights_at_hand(name: str, weights: str = "default") -> bool:
-    """Whether the pretrained weights of encoder ``name`` are on this machine already; no network is used."""
-    try:
-        return _published(name, weights).cached() is not None
-    except WeightsError:
-        return False
 
 
 def fetch_weights(

@@ -71,6 +71,11 @@ def evaluate(model: Model, dataset: Dataset, *, batch_size: int = 256, limit: in
 
     ``limit`` takes that many queries, spread evenly over the test set; the gallery stays whole.
     """
+    if not isinstance(model, Model) or not isinstance(dataset, Dataset):
+        raise ConfigError(
+            f"evaluate takes a Model (Model.load) and a Dataset (kedge.datasets), found {type(model).__name__} and "
+            f"{type(dataset).__name__}."
+        )
     if model.classes != dataset.classes:
         raise DataError(
             f"The model knows {len(model.classes)} classes and {dataset.name} has {len(dataset.classes)}, "

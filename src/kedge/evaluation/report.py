@@ -10,6 +10,7 @@ from typing import Any, Self
 from rich.console import RenderableType
 
 from kedge.errors import DataError
+from kedge.files import whole_file
 
 METHODS = ("brute_force", "label_lists", "label_lists_rest_last", "anchor_lists")
 METRICS = ("mAP", "P@20", "P@100")
@@ -53,13 +54,11 @@ class Report:
     def save(self, path: str | Path) -> None:
         """Write ``metrics.json``, all or nothing."""
         path = Path(path)
-        part = path.with_name(f".{path.name}.part")
         text = json.dumps(self.to_json(), indent=2, ensure_ascii=False) + "\n"
         try:
-            part.write_text(text, encoding="utf-8")
-            part.replace(path)
+            with whole_file(path) as stream:
+                stream.write(text.encode())
         except OSError as error:
-            part.unlink(missing_ok=True)
             raise DataError(f"The report cannot be saved as {path}: {error.strerror}.") from error
 
     @classmethod

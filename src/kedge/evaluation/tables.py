@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from rich import box
 from rich.console import Group, RenderableType
+from rich.markup import escape
 from rich.table import Table
 
 from kedge.evaluation.report import METHODS, METRICS, Report
@@ -25,7 +26,7 @@ def show(report: Report) -> RenderableType:
     caption = f"classification {report.accuracy:.4f} · 1-NN {report.knn1:.4f} · {report.queries:,} queries"
     if report.left_out:
         caption += f"\n{report.left_out:,} left out: nothing relevant in the gallery"
-    table = _table("search", *METRICS, title=title or None, caption=caption)
+    table = _table("search", *METRICS, title=escape(title) or None, caption=caption)
     for method in METHODS:
         table.add_row(TITLES[method], *(f"{report.scores(method)[metric]:.4f}" for metric in METRICS))
     return table
@@ -46,12 +47,10 @@ def compare(reports: Mapping[str, Report]) -> RenderableType:
     return Group(searches, classes)
 
 
-def _add_group(
-    table: Table, label: tuple[str, ...], reports: Mapping[str, Report], columns: list[list[float]]
-) -> None:
+def _add_group(table: Table, label: tuple[str, ...], reports: Mapping[str, Report], columns: list[list[float]]) -> None:
     cells = [_mark_best(column) for column in columns]
     for row, name in enumerate(reports):
-        table.add_row(*(text if row == 0 else "" for text in label), name, *(column[row] for column in cells))
+        table.add_row(*(text if row == 0 else "" for text in label), escape(name), *(column[row] for column in cells))
     table.add_section()
 
 

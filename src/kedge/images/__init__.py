@@ -5,7 +5,7 @@ from __future__ import annotations
 from kedge.images.augmentation import Augmentation
 from kedge.images.folder import EXTENSIONS, list_classes, list_pictures
 from kedge.images.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
-from kedge.images.reading import MAX_PIXELS, read_picture, to_rgb
+from kedge.images.reading import MAX_PIXELS, read_picture, to_rgb, upright
 
 __all__ = [
     "EXTENSIONS",
@@ -18,4 +18,5 @@ __all__ = [
     "list_pictures",
     "read_picture",
     "to_rgb",
+    "upright",
 ]

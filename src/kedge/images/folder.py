@@ -32,6 +32,8 @@ def list_classes(folder: str | Path) -> tuple[list[str], list[Path], list[int]]:
     labels: list[int] = []
     for entry in _entries(_existing(folder)):
         if pictures := (list_pictures(entry.path) if _is_folder(entry) else []):
+            if entry.name != entry.name.encode(errors="replace").decode():
+                raise DataError(f"The folder name {entry.name!a} in {folder} cannot be a class name: rename it.")
             labels.extend([len(classes)] * len(pictures))
             files.extend(pictures)
             classes.append(entry.name)

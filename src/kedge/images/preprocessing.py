@@ -69,11 +69,16 @@ class Preprocessing:
         return self.standardise(self.fit(pixels.to(torch.float32) * self.scale))
 
     def fit(self, images: Tensor) -> Tensor:
-        """Square float images at ``size``: resampled on their device, where they have another side."""
-        if self.size is None or images.shape[-1] == images.shape[-2] == self.size:
+        """The centre square of float images at ``size``, resampled on their device: ``to_pixels`` for batches."""
+        height, width = images.shape[-2:]
+        if self.size is None or height == width == self.size:
             return images
-        side = (self.size, self.size)
-        return F.interpolate(images, side, mode="bilinear", align_corners=False, antialias=True)
+        side = min(height, width)
+        top, left = (height - side) // 2, (width - side) // 2
+        images = images[..., top : top + side, left : left + side]
+        if side == self.size:
+            return images
+        return F.interpolate(images, (self.size, self.size), mode="bilinear", align_corners=False, antialias=True)
 
     def standardise(self, images: Tensor) -> Tensor:
         """``(x - mean) / std`` of images that are scaled already, such as those ``Augmentation`` returns."""

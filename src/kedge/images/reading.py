@@ -16,7 +16,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from kedge.errors import PictureError
 
-__all__ = ["MAX_PIXELS", "read_picture", "to_rgb"]
+__all__ = ["MAX_PIXELS", "read_picture", "to_rgb", "upright"]
 
 MAX_PIXELS = 100_000_000
 
@@ -43,7 +43,7 @@ def read_picture(source: str | Path | bytes | BinaryIO, *, max_pixels: int = MAX
                     "make it smaller, or raise max_pixels."
                 )
             image.load()
-            return to_rgb(_upright(image))
+            return to_rgb(upright(image))
     except UnidentifiedImageError:
         reason = "it is empty (0 bytes)" if _is_empty(source) else "it is not a picture of a known format"
     except Image.DecompressionBombError:
@@ -85,7 +85,9 @@ def _eight_bits(image: Image.Image) -> np.ndarray:
     return np.asarray(np.clip(values, 0, 255), dtype=np.uint8)
 
 
-def _upright(image: Image.Image) -> Image.Image:
+def upright(image: Image.Image) -> Image.Image:
+    """Decoded and turned as its EXIF block says."""
+    image.load()
     try:
         return ImageOps.exif_transpose(image)
     except Exception:  # a broken EXIF block says nothing about the pixels, which are loaded already

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+import math
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from kedge.errors import ConfigError
 
-__all__ = ["RetrievalLoss", "check_labels", "in_full_precision"]
+__all__ = ["RetrievalLoss", "check_labels", "check_number", "check_switch", "in_full_precision"]
 
 
 class RetrievalLoss(nn.Module):
@@ -20,8 +21,8 @@ class RetrievalLoss(nn.Module):
     """
 
     name: ClassVar[str]
-    head: ClassVar[Literal["bounded", "linear", "none"]] = "linear"
-    """The encoder head that suits the loss, where the user names none."""
+    heads: ClassVar[tuple[str, ...]] = ("linear", "bounded", "none")
+    """The encoder heads it can train; the first is taken where the user names none."""
 
     def components(self, embeddings: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """The parts of the loss by name; their sum is the loss."""
@@ -40,6 +41,21 @@ class RetrievalLoss(nn.Module):
 def in_full_precision(embeddings: Tensor) -> Tensor:
     """The embeddings in float32, or float64 where they are that already."""
     return embeddings if embeddings.dtype == torch.float64 else embeddings.float()
+
+
+def check_number(name: str, value: Any, *, least: float = 0.0, above: bool = False, below: float = math.inf) -> None:
+    """Refuse what is no number of at least (or, with `above`, more than) `least` and less than `below`."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if is_number and (value > least if above else value >= least) and value < below:
+        return
+    limit = f"{'above' if above else 'of at least'} {least:g}{f' and below {below:g}' if below < math.inf else ''}"
+    raise ConfigError(f"{name} must be a number {limit}, found {value!r}.")
+
+
+def check_switch(name: str, value: Any) -> None:
+    """Refuse what is neither true nor false."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} must be true or false, found {value!r}.")
 
 
 def check_labels(labels: Tensor, num_classes: int) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from kedge.errors import ConfigError
 from kedge.losses.anchors import AnchorStart, start_anchors
-from kedge.losses.base import RetrievalLoss, check_labels, in_full_precision
+from kedge.losses.base import RetrievalLoss, check_labels, check_number, check_switch, in_full_precision
 
 __all__ = ["CAMLoss", "attractor", "minimum_norm", "repeller"]
 
@@ -28,8 +28,9 @@ def repeller(anchors: Tensor, margin: float) -> Tensor:
 
 def minimum_norm(anchors: Tensor, min_norm: float) -> Tensor:
     """½ Σ max(0, min_norm − ‖c_y‖)² over the anchors."""
-    # At the origin the derivative is 0/0: such an anchor is pushed along a direction of its own.
-    at_origin = (anchors == 0).all(dim=1, keepdim=True)
+    # At the origin (or so near that the norm vanishes) the derivative is 0/0: such an anchor is pushed along a
+    # direction of its own.
+    at_origin = anchors.detach().norm(dim=1, keepdim=True) == 0
     nudge = _own_directions(anchors) * torch.finfo(anchors.dtype).tiny ** 0.25
     norms = torch.where(at_origin, anchors + nudge, anchors).norm(dim=1)
     value: Tensor = 0.5 * (min_norm - norms).clamp(min=0).square().sum()
@@ -53,7 +54,7 @@ class CAMLoss(RetrievalLoss):
     """
 
     name: ClassVar[str] = "cam"
-    head: ClassVar[Literal["bounded", "linear", "none"]] = "bounded"
+    heads: ClassVar[tuple[str, ...]] = ("bounded", "linear", "none")
 
     def __init__(
         self,
@@ -66,10 +67,10 @@ class CAMLoss(RetrievalLoss):
         keep_norm: bool = True,
     ) -> None:
         super().__init__()
-        if margin <= 0 or not math.isfinite(margin):
-            raise ConfigError(f"margin must be a positive number, found {margin}.")
-        if min_norm < 0 or not math.isfinite(min_norm):
-            raise ConfigError(f"min_norm must be zero or a positive number, found {min_norm}.")
+        check_number("margin", margin, above=True)
+        check_number("min_norm", min_norm)
+        check_switch("repel", repel)
+        check_switch("keep_norm", keep_norm)
         self.margin = margin
         self.min_norm = min_norm
         self.repel = repel
@@ -123,7 +124,10 @@ class _Repeller(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        anchors, distances = ctx.saved_tensors
+        given, distances = ctx.saved_tensors
+        # The difference of two near anchors, as a difference of sums, would lose its digits in float32.
+        wide = given.dtype if given.device.type == "mps" else torch.float64
+        anchors, distances = given.to(wide), distances.to(wide)
         shortfall = (2 * ctx.margin - distances).clamp(min=0).fill_diagonal_(0)
         together = (distances == 0).to(anchors.dtype).fill_diagonal_(0)
         weights = torch.where(distances > 0, shortfall / distances, 0.0)
@@ -131,7 +135,7 @@ class _Repeller(torch.autograd.Function):
         parting = _own_directions(anchors)
         push = weights.sum(1, keepdim=True) * anchors - weights @ anchors
         push = push + 2 * ctx.margin * (together.sum(1, keepdim=True) * parting - together @ parting) / math.sqrt(2)
-        return -gradients[0] * push, None
+        return (-gradients[0] * push).to(given.dtype), None
 
 
 def _own_directions(anchors: Tensor) -> Tensor:

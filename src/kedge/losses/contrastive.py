@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kedge.errors import ConfigError
-from kedge.losses.base import RetrievalLoss, in_full_precision
+from kedge.losses.base import RetrievalLoss, check_number, in_full_precision
 
 __all__ = ["ContrastiveLoss", "Mining"]
 
@@ -33,11 +33,12 @@ class ContrastiveLoss(RetrievalLoss):
     """
 
     name: ClassVar[str] = "contrastive"
+    # Not the bounded head: it starts at zero, where all distances are zero and none has a gradient.
+    heads: ClassVar[tuple[str, ...]] = ("linear", "none")
 
     def __init__(self, margin: float = 1.0, mining: Mining = "online") -> None:
         super().__init__()
-        if margin <= 0 or not math.isfinite(margin):
-            raise ConfigError(f"margin must be a positive number, found {margin}.")
+        check_number("margin", margin, above=True)
         if mining not in get_args(Mining):
             raise ConfigError(f"mining must be one of {', '.join(get_args(Mining))}, found {mining!r}.")
         self.margin = margin

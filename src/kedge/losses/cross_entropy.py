@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from kedge.losses.base import RetrievalLoss, check_labels, in_full_precision
+from kedge.losses.base import RetrievalLoss, check_labels, check_number, in_full_precision
 
 __all__ = ["CrossEntropyLoss"]
 
@@ -16,10 +16,11 @@ class CrossEntropyLoss(RetrievalLoss):
     """−log softmax(W e + b)_y, mean over the batch; `classifier` holds W and b."""
 
     name: ClassVar[str] = "cross_entropy"
-    head: ClassVar[Literal["bounded", "linear", "none"]] = "none"
+    heads: ClassVar[tuple[str, ...]] = ("none", "linear", "bounded")
 
     def __init__(self, num_classes: int, dim: int, label_smoothing: float = 0.0) -> None:
         super().__init__()
+        check_number("label_smoothing", label_smoothing, below=1.0)
         self.classifier = nn.Linear(dim, num_classes)
         self.label_smoothing = label_smoothing
 

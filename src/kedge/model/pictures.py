@@ -11,11 +11,11 @@ from typing import TypeAlias
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 
 from kedge.errors import ConfigError, PictureError
-from kedge.images import Preprocessing, read_picture
+from kedge.images import Preprocessing, read_picture, upright
 
 __all__ = ["Picture", "pixel_batches"]
 
@@ -78,7 +78,7 @@ def _to_pixels(picture: Picture, position: int, preprocessing: Preprocessing) ->
         return preprocessing.to_pixels(read_picture(picture))
     if isinstance(picture, Image.Image):
         try:
-            return preprocessing.to_pixels(_upright(picture))
+            return preprocessing.to_pixels(upright(picture))
         except (
             OSError,
             SyntaxError,
@@ -87,14 +87,6 @@ def _to_pixels(picture: Picture, position: int, preprocessing: Preprocessing) ->
         ) as error:  # PIL images are decoded late, and may fail then
             raise PictureError(f"picture {position} (a PIL image) cannot be read: {error}") from error
     return preprocessing.to_pixels(Image.fromarray(_as_array(picture, position)))
-
-
-def _upright(image: Image.Image) -> Image.Image:
-    image.load()
-    try:
-        return ImageOps.exif_transpose(image)
-    except Exception:  # a broken EXIF block says nothing about the pixels
-        return image
 
 
 def _as_array(picture: np.ndarray | Tensor, position: int) -> np.ndarray:

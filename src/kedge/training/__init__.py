@@ -1,18 +1,7 @@
 """Training: encoder and anchors as one module, in a run that can be stopped and resumed."""
 
-from kedge.training.compose import build, compose, dataset_of
 from kedge.training.run import Interrupted, resume_run, start_run
 from kedge.training.source import overrides_for, quoted
 from kedge.training.train import train
 
-__all__ = [
-    "Interrupted",
-    "build",
-    "compose",
-    "dataset_of",
-    "overrides_for",
-    "quoted",
-    "resume_run",
-    "start_run",
-    "train",
-]
+__all__ = ["Interrupted", "overrides_for", "quoted", "resume_run", "start_run", "train"]

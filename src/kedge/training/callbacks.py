@@ -1,35 +1,74 @@
-"""What a run leaves behind while it trains: a line per epoch in history.csv, a checkpoint, a progress bar."""
+"""What a run leaves behind while it trains: checkpoints and a line per epoch; and what it shows."""
 
 from __future__ import annotations
 
 import csv
+import io
 import time
 from pathlib import Path
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+import torch
+from lightning.fabric.plugins.io import TorchCheckpointIO
+from lightning.pytorch.callbacks import Callback, Checkpoint
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from kedge.files import whole_file
 from kedge.training.module import RetrievalTraining
 
-__all__ = ["History", "TrainingProgress", "checkpoints"]
+__all__ = ["BEST", "LAST", "BestAndLast", "History", "TrainingProgress", "WholeCheckpoints"]
+
+BEST = "checkpoints/best.ckpt"
+LAST = "checkpoints/last.ckpt"
 
 
-def checkpoints(folder: Path, module: RetrievalTraining) -> ModelCheckpoint:
-    """Writes last.ckpt after every epoch and best.ckpt by the target metric of the held-out images."""
-    name, mode = module.target
-    return ModelCheckpoint(
-        dirpath=folder,
-        filename="best",
-        monitor=name if module.held_out else None,
-        mode=mode if module.held_out else "min",
-        save_last=True,
-        save_top_k=1 if module.held_out else 0,
-        save_on_train_epoch_end=True,
-        enable_version_counter=False,
-    )
+class WholeCheckpoints(TorchCheckpointIO):
+    """Writes beside the file, then renames.
+
+    The trainer's own way goes through the system's temporary folder: on another disk the last step would be a
+    copy, and a kill in the middle of it would leave half a checkpoint in place of the last good one.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        """Save `checkpoint` at `path`; what was there stays until the new one is complete."""
+        del storage_options
+        # Serialised first: torch's zip writer, given the file, would hide what the system says of a full disk.
+        buffer = io.BytesIO()
+        torch.save(checkpoint, buffer)
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(Path(path)) as stream:
+            stream.write(buffer.getbuffer())
+
+
+class BestAndLast(Checkpoint):
+    """Saves every epoch as the last one, and as the best one if no other had a better target metric.
+
+    Unlike the trainer's own, it saves the last epoch whether or not it is the best, and a run may be moved.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.best: float | None = None
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Save; the trainer calls this after everything else that belongs to the epoch."""
+        if isinstance(pl_module, RetrievalTraining) and pl_module.held_out:
+            name, mode = pl_module.target
+            value = trainer.callback_metrics[name].item()
+            if self.best is None or (value > self.best if mode == "max" else value < self.best):
+                self.best = value
+                trainer.save_checkpoint(self.folder / BEST)
+        trainer.save_checkpoint(self.folder / LAST)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The best value so far."""
+        return {"best": self.best}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from that value."""
+        self.best = state_dict["best"]
 
 
 class History(Callback):
@@ -50,28 +89,24 @@ class History(Callback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write the row."""
-        optimizer = trainer.optimizers[0]
         row: dict[str, Any] = {
             "epoch": trainer.current_epoch + 1,
             "step": trainer.global_step,
             "seconds": round(time.monotonic() - self._started, 2),
-            "lr": optimizer.param_groups[0]["lr"],
+            "lr": trainer.optimizers[0].param_groups[0]["lr"],
         }
-        metrics = {
-            name: value.item() for name, value in trainer.callback_metrics.items() if name.startswith("val/")
-        }
+        row |= {name: value.item() for name, value in trainer.callback_metrics.items() if name.startswith("val/")}
         if isinstance(pl_module, RetrievalTraining):
             means = pl_module.shown(pl_module.running_means())
-            metrics |= {f"train/{name}": value for name, value in means.items()}
-        self._rows.append({name: str(value) for name, value in {**row, **metrics}.items()})
+            row |= {f"train/{name}": value for name, value in means.items()}
+        self._rows.append({name: str(value) for name, value in row.items()})
         self._started = time.monotonic()
-        columns = list(dict.fromkeys(name for line in self._rows for name in line))
-        part = self.path.with_suffix(".part")
-        with part.open("w", newline="") as file:
-            writer = csv.DictWriter(file, columns)
-            writer.writeheader()
-            writer.writerows(self._rows)
-        part.replace(self.path)
+        table = io.StringIO(newline="")
+        writer = csv.DictWriter(table, list(dict.fromkeys(name for line in self._rows for name in line)))
+        writer.writeheader()
+        writer.writerows(self._rows)
+        with whole_file(self.path) as stream:
+            stream.write(table.getvalue().encode())
 
 
 class TrainingProgress(Callback):
@@ -83,8 +118,8 @@ class TrainingProgress(Callback):
     REFRESH = 0.5
     """Seconds between two looks at the device's numbers: a look waits for the device."""
 
-    def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(stderr=True)
+    def __init__(self, console: Console) -> None:
+        self.console = console
         self._progress: Progress | None = None
         self._looked = 0.0
         self._metric = ""

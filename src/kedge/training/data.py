@@ -79,11 +79,6 @@ class TrainingData(L.LightningDataModule):
         self.seed = seed
         self.with_reference = with_reference
 
-    @property
-    def steps_per_epoch(self) -> int:
-        """Batches in one pass over the training images; an incomplete one is left out."""
-        return len(self.train) // self.batch_size
-
     def train_dataloader(self) -> DataLoader[Any]:
         """Shuffled batches of one size."""
         order = EpochOrder(len(self.train), self.seed)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from kedge.datasets import Pictures
+from kedge.files import whole_file
 from kedge.images import Preprocessing
 from kedge.model import embed_pictures
 from kedge.training.data import Features
@@ -19,16 +20,16 @@ _BATCH = 64
 
 
 def cached_features(
-    path: Path, backbone: nn.Module, pictures: Pictures, preprocessing: Preprocessing, device: torch.device
+    path: Path, pictures: Pictures, backbone: nn.Module, preprocessing: Preprocessing, device: torch.device
 ) -> Features:
     """The backbone's outputs for `pictures`: read from `path` if a run left them there, computed otherwise."""
     if path.exists():
         values = load_file(path)["features"]
     else:
         values = _outputs(backbone, pictures, preprocessing, device, title="pictures")
-        part = path.with_suffix(".part")
-        save_file({"features": values}, part)
-        part.replace(path)
+        path.parent.mkdir(exist_ok=True)
+        with whole_file(path) as stream:
+            stream.write(save({"features": values}))
     return Features(values, torch.from_numpy(pictures.labels))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -14,7 +15,7 @@ from kedge.errors import TrainingError
 from kedge.losses import RetrievalLoss
 from kedge.metrics import knn_accuracy
 from kedge.training.data import Batch, seed_of
-from kedge.training.recipe import Recipe
+from kedge.training.settings import Recipe
 
 __all__ = ["Prepare", "RetrievalTraining"]
 
@@ -54,6 +55,7 @@ class RetrievalTraining(L.LightningModule):
         self._augmenting = torch.Generator()
         self._totals: dict[str, Tensor] = {}
         self._steps = 0
+        self._warned = False
         self._found: list[list[Batch]] = [[], []]
 
     @property
@@ -86,7 +88,9 @@ class RetrievalTraining(L.LightningModule):
     def on_train_epoch_end(self) -> None:
         """Log the epoch's means, refuse to go on with broken numbers, move the rate."""
         means = self.running_means()
-        if not all(torch.isfinite(torch.tensor(value)) for value in means.values()):
+        # The weights too: the last step of an epoch may break them without breaking a loss that was seen.
+        weights = [*self.parameters(), *(buffer for buffer in self.buffers() if buffer.is_floating_point())]
+        if not all(map(math.isfinite, means.values())) or not all(w.isfinite().all() for w in weights):
             raise self._not_finite()
         self._warn_if_idle(means)
         self.log_dict({f"train/{name}": value for name, value in self.shown(means).items()})
@@ -116,20 +120,22 @@ class RetrievalTraining(L.LightningModule):
         self._steps += 1
 
     def _not_finite(self) -> TrainingError:
+        kept = f"; the checkpoint of epoch {self.current_epoch} is kept" if self.current_epoch else ""
         return TrainingError(
-            f"The loss became NaN or infinite in epoch {self.current_epoch + 1}; the checkpoint of the last good "
-            f"epoch is kept. Lower recipe.optimizer.lr (now {self.recipe.optimizer.lr:g}) and start again."
+            f"The loss or the weights became NaN or infinite in epoch {self.current_epoch + 1}{kept}. Lower "
+            f"recipe.optimizer.lr (now {self.recipe.optimizer.lr:g}) and start again."
         )
 
     def _warn_if_idle(self, means: dict[str, float]) -> None:
         """Say so when the embeddings sit at the mean of the anchors (most of training must not pass like that)."""
         anchors = getattr(self.loss, "anchors", None)
         epoch = self.current_epoch + 1
-        if not isinstance(anchors, Tensor) or epoch != max(2, round(self.recipe.epochs / 10)):
+        if not isinstance(anchors, Tensor) or self._warned or epoch < max(2, round(self.recipe.epochs / 10)):
             return
         spread = (anchors.detach() - anchors.detach().mean(0)).square().sum(1).mean().item()
         share = means["_spread"] / spread if spread > 0 else 1.0
         if share < 0.05:
+            self._warned = True
             L.pytorch.utilities.rank_zero_warn(
                 f"After {epoch} of {self.recipe.epochs} epochs the embeddings still sit at the mean of the anchors "
                 f"(their spread is {share:.1%} of the anchors'): the encoder is not learning yet. "
@@ -148,6 +154,8 @@ class RetrievalTraining(L.LightningModule):
         del batch_idx
         inputs, labels = batch
         embeddings = self.network(self.prepare(inputs, None)).float()
+        if embeddings.device.type == "cpu" and not embeddings.isfinite().all():
+            raise self._not_finite()
         if self.knows_classes:
             predicted = self.loss.predict(embeddings)
             if predicted is None:
@@ -158,10 +166,10 @@ class RetrievalTraining(L.LightningModule):
     def on_validation_epoch_end(self) -> None:
         """Log the target metric."""
         found, labels = _join(self._found[0])
-        if not found.isfinite().all():
-            raise self._not_finite()
         if self.knows_classes:
             value = (found == labels).double().mean().item()
+        elif not found.isfinite().all():
+            raise self._not_finite()
         else:
             value = float(knn_accuracy(found, labels, *_join(self._found[1])))
         self.log(self.target[0], value)

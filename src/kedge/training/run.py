@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import warnings
 from collections.abc import Iterator
@@ -20,33 +21,29 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from torch import Tensor
 
+from kedge.config.compose import CONFIG, DATASET, build, build_dataset, build_loss, load_config, loss_class
 from kedge.datasets import Dataset, Pictures, few_shot, hold_out
 from kedge.encoders import Encoder
-from kedge.errors import ConfigError, TrainingError
+from kedge.errors import ConfigError, DataError, TrainingError
 from kedge.images import IMAGENET_MEAN, IMAGENET_STD, Augmentation, Preprocessing
 from kedge.losses import RetrievalLoss
 from kedge.model import Model
-from kedge.training.callbacks import History, TrainingProgress, checkpoints
-from kedge.training.checkpoint import WholeCheckpoints
-from kedge.training.compose import CONFIG, build, build_loss, load_config
+from kedge.training.callbacks import BEST, LAST, BestAndLast, History, TrainingProgress, WholeCheckpoints
 from kedge.training.data import Examples, TrainingData
 from kedge.training.features import cached_features, class_means
 from kedge.training.module import RetrievalTraining
-from kedge.training.recipe import Recipe, Split
+from kedge.training.settings import Settings
 
 __all__ = ["Interrupted", "resume_run", "start_run"]
 
-_LAST = "checkpoints/last.ckpt"
-_BEST = "checkpoints/best.ckpt"
-
 _BESIDE_THE_POINT = (
     ".*does not have many workers.*",  # batches come from memory
-    ".*Checkpoint directory.*exists.*",  # a resumed run
+    ".*Total length of `list` across ranks is zero.*",  # nothing held out
     ".*LeafSpec.*is deprecated.*",
     ".*smaller than the logging interval.*",
 )
 
-_console = Console(stderr=True)
+_console = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
 
 
 class Interrupted(TrainingError):
@@ -58,17 +55,25 @@ def start_run(config: DictConfig, folder: Path) -> Model:
     if (folder / CONFIG).exists():
         raise ConfigError(f"{folder} already holds a run: resume it with kedge train --resume {folder}.")
     with _told(folder):
-        folder.mkdir(parents=True, exist_ok=True)
         own = OmegaConf.masked_copy(config, [str(name) for name in config if name != "hydra"])
+        run = _Run(own, folder)
+        # Only now: what cannot be started leaves no folder behind.
+        folder.mkdir(parents=True, exist_ok=True)
+        known = {"name": run.dataset.name, "fingerprint": run.dataset.fingerprint()}
+        (folder / DATASET).write_text(json.dumps(known) + "\n")
         OmegaConf.save(own, folder / CONFIG, resolve=True)
-        return _Run(own, folder).train()
+        return run.train()
 
 
 def resume_run(folder: Path) -> Model:
     """Go on from the last checkpoint in `folder`; a finished run only returns its model."""
     config = load_config(folder / CONFIG)
     with _told(folder):
-        return _Run(config, folder).train(resume=True)
+        run = _Run(config, folder)
+        known = json.loads((folder / DATASET).read_text())
+        if run.dataset.fingerprint() != known["fingerprint"]:
+            raise DataError(f"{known['name']} has changed since {folder} was started: train anew.")
+        return run.train(resume=True)
 
 
 class _Run:
@@ -76,23 +81,22 @@ class _Run:
 
     def __init__(self, config: DictConfig, folder: Path) -> None:
         self.config, self.folder = config, folder
-        self.recipe = Recipe.from_config(config.recipe)
-        self.split = Split.from_config(config.split)
-        L.seed_everything(config.seed, verbose=False)
-        self.dataset: Dataset = build(config.dataset)
-        self._report_skipped()
+        self.settings = Settings.from_config(config)
+        self.recipe, self.split = self.settings.recipe, self.settings.split
+        self.device = _device(self.settings.trainer.accelerator)
+        L.seed_everything(self.settings.seed, verbose=False)
+        self.dataset: Dataset = build_dataset(config.dataset)
         self.pictures, self.held_out = self._divide()
-        self.preprocessing = self._preprocessing()
-        self.encoder, self.loss = self._network()
-        self.device = _device(config.trainer.accelerator)
+        size = self.recipe.size or min(self.dataset.train.size)
+        self.encoder, self.loss = self._network(size)
+        self.preprocessing = self._preprocessing(size)
         # A GPU's convolutions want the channels last.
-        on_gpu = self.device.type == "cuda"
-        self.layout = torch.channels_last if on_gpu else torch.contiguous_format
+        self.layout = torch.channels_last if self.device.type == "cuda" else torch.contiguous_format
         self.encoder.to(memory_format=self.layout)
 
     def train(self, *, resume: bool = False) -> Model:
         """Fit, then save the best epoch as a model."""
-        bounded = self.encoder.head_kind == "bounded"
+        self._report()
         data = self._data()
         module = RetrievalTraining(
             self.encoder.head if self.recipe.freeze else self.encoder,
@@ -100,26 +104,16 @@ class _Run:
             self.recipe,
             _as_they_are if self.recipe.freeze else self._prepare,
             head=self.encoder.head,
-            bounded=bounded,
+            bounded=self.encoder.head_kind == "bounded",
             held_out=self.held_out is not None,
             few_shot=self.split.shots is not None,
-            seed=self.config.seed,
+            seed=self.settings.seed,
         )
         if not any(parameter.requires_grad for parameter in module.parameters()):
-            raise ConfigError("Nothing is left to train: with recipe=head this loss needs encoder.head=linear.")
-        last = self.folder / _LAST
-        _console.print(self._headline(len(data.train)), highlight=False, soft_wrap=True)
-        with _quiet():
-            trainer = self._trainer(module)
-        _fit(trainer, module, data, last if resume and last.exists() else None, self.folder)
+            raise ConfigError("Nothing is left to train: with a frozen encoder this loss needs encoder.head=linear.")
+        last = self.folder / LAST
+        self._fit(module, data, last if resume and last.exists() else None)
         return self._finish(module)
-
-    def _report_skipped(self) -> None:
-        if self.dataset.skipped:
-            path = self.folder / "skipped.txt"
-            path.write_text("".join(f"{name}: {reason}\n" for name, reason in self.dataset.skipped))
-            count = len(self.dataset.skipped)
-            _console.print(f"{count} unreadable picture{'s' * (count > 1)} skipped, listed in {path}.")
 
     def _divide(self) -> tuple[Pictures, Pictures | None]:
         train = self.dataset.train
@@ -130,37 +124,57 @@ class _Run:
             rows = rows[few_shot(train.labels[rows], self.split.shots, self.split.seed)]
         return train.subset(rows), train.subset(kept) if len(kept) else None
 
-    def _preprocessing(self) -> Preprocessing:
-        size = self.recipe.size or self.dataset.train.size[0]
-        if self.recipe.standardise:
-            return Preprocessing(size=size, mean=IMAGENET_MEAN, std=IMAGENET_STD)
-        return Preprocessing(size=size)
-
-    def _network(self) -> tuple[Encoder, RetrievalLoss]:
-        wanted = self.config.loss
-        # The loss names the head that suits it, and the encoder's size is needed to build the loss.
+    def _network(self, size: int) -> tuple[Encoder, RetrievalLoss]:
+        # The loss says which heads suit it, and the encoder's dimension is needed to build the loss.
+        heads = loss_class(self.config.loss).heads
         head = self.config.encoder.head
-        if head == "auto":
-            head = _loss_class(wanted).head
-        encoder: Encoder = build(self.config.encoder, head=head, image_size=self.preprocessing.size)
-        loss: RetrievalLoss = build_loss(wanted, num_classes=len(self.dataset.classes), dim=encoder.dim)
+        head = heads[0] if head == "auto" else head
+        encoder: Encoder = build(self.config.encoder, head=head, image_size=size)
+        loss: RetrievalLoss = build_loss(self.config.loss, num_classes=len(self.dataset.classes), dim=encoder.dim)
+        if encoder.head_kind not in heads:
+            raise ConfigError(f"encoder.head={head} does not suit the loss {loss.name}: use {' or '.join(heads)}.")
         return (encoder.freeze() if self.recipe.freeze else encoder), loss
+
+    def _preprocessing(self, size: int) -> Preprocessing:
+        if not self.recipe.standardise:
+            return Preprocessing(size=size)
+        # timm's models say what they were trained with; torchvision's all had ILSVRC's.
+        known: Any = getattr(self.encoder.backbone, "pretrained_cfg", None) or {}
+        mean, std = known.get("mean", IMAGENET_MEAN), known.get("std", IMAGENET_STD)
+        return Preprocessing(size=size, mean=tuple(mean), std=tuple(std))
+
+    def _report(self) -> None:
+        """What the user should know before the run starts."""
+        if self.dataset.skipped:
+            path = self.folder / "skipped.txt"
+            lines = "".join(f"{name}: {reason}\n" for name, reason in self.dataset.skipped)
+            path.write_text(lines, encoding="utf-8", errors="backslashreplace")
+            count = len(self.dataset.skipped)
+            _console.print(f"{count} file{'s' * (count > 1)} skipped; which and why: {path}")
+        if self.recipe.freeze and self.config.encoder.weights is None:
+            _console.print("The frozen encoder has random weights: name some with encoder.weights=…")
+        if find_spec("tensorboard") is None:
+            _console.print("No TensorBoard log: pip install 'kedge[tensorboard]' for one.")
+        kept = f", {len(self.held_out)} held out" if self.held_out is not None else ""
+        how = "pictures through a frozen encoder" if self.recipe.freeze else "pictures"
+        _console.print(
+            f"{self.encoder.name} with {self.loss.name} on {self.dataset.name}: {len(self.pictures):,} {how}{kept}, "
+            f"{len(self.dataset.classes)} classes, {self.recipe.epochs} epochs, {self.device.type}"
+        )
 
     def _data(self) -> TrainingData:
         train: Examples = self.pictures
         held_out: Examples | None = self.held_out
         if self.recipe.freeze:
-            folder = self.folder / "features"
-            folder.mkdir(exist_ok=True)
             parts = self.encoder.backbone, self.preprocessing, self.device
-            train = cached_features(folder / "train.safetensors", parts[0], self.pictures, *parts[1:])
+            train = cached_features(self.folder / "features/train.safetensors", self.pictures, *parts)
             if self.held_out is not None:
-                held_out = cached_features(folder / "held_out.safetensors", parts[0], self.held_out, *parts[1:])
+                held_out = cached_features(self.folder / "features/held_out.safetensors", self.held_out, *parts)
         return TrainingData(
             train,
             held_out,
             batch_size=self.recipe.batch_size,
-            seed=self.config.seed,
+            seed=self.settings.seed,
             with_reference=type(self.loss).predict is RetrievalLoss.predict,
         )
 
@@ -176,19 +190,30 @@ class _Run:
         wanted = self.recipe.augmentation
         return wanted if self.dataset.flip else replace(wanted, flip=False)
 
-    def _trainer(self, module: RetrievalTraining) -> L.Trainer:
-        wanted = self.config.trainer
+    def _fit(self, module: RetrievalTraining, data: TrainingData, checkpoint: Path | None) -> None:
+        with _quiet():
+            trainer = self._trainer()
+            try:
+                trainer.fit(module, datamodule=data, ckpt_path=checkpoint, weights_only=True)
+            except (KeyboardInterrupt, SystemExit):
+                # The trainer turns Ctrl-C into an exit of its own.
+                if not (self.folder / LAST).exists():
+                    raise Interrupted("Stopped before the first epoch ended: there is nothing to resume.") from None
+                done = f"{trainer.current_epoch} of {trainer.max_epochs} epochs"
+                raise Interrupted(f"Stopped after {done}. Go on with: kedge train --resume {self.folder}") from None
+
+    def _trainer(self) -> L.Trainer:
+        wanted = self.settings.trainer
         on_gpu = self.device.type == "cuda"
-        precision = wanted.precision
+        precision: Any = wanted.precision
         if precision == "auto":
             precision = "bf16-mixed" if on_gpu else "32-true"
         loggers: list[Logger] = []
         if find_spec("tensorboard") is not None:
             loggers.append(TensorBoardLogger(self.folder, name="", version="tensorboard"))
         return L.Trainer(
-            accelerator=wanted.accelerator,
-            devices=wanted.devices,
-            num_nodes=wanted.num_nodes,
+            accelerator="gpu" if on_gpu else "cpu",
+            devices=1,
             precision=precision,
             deterministic=wanted.deterministic,
             benchmark=on_gpu and not wanted.deterministic,
@@ -196,7 +221,7 @@ class _Run:
             callbacks=[
                 TrainingProgress(_console),
                 History(self.folder / "history.csv"),
-                checkpoints(self.folder / "checkpoints", module),
+                BestAndLast(self.folder),
             ],
             plugins=[WholeCheckpoints()],
             logger=loggers,
@@ -208,7 +233,7 @@ class _Run:
         )
 
     def _finish(self, module: RetrievalTraining) -> Model:
-        best = self.folder / (_BEST if self.held_out is not None else _LAST)
+        best = self.folder / (BEST if self.held_out is not None else LAST)
         state = torch.load(best, map_location="cpu", weights_only=True)["state_dict"]
         module.load_state_dict(state)
         anchors = getattr(self.loss, "anchors", None)
@@ -226,45 +251,16 @@ class _Run:
         model.save(self.folder / "model")
         return model.to(self.device)
 
-    def _headline(self, count: int) -> str:
-        kept = f", {len(self.held_out)} held out" if self.held_out is not None else ""
-        how = "features of the frozen encoder" if self.recipe.freeze else "pictures"
-        return (
-            f"{self.encoder.name} with {self.loss.name} on {self.dataset.name}: {count:,} {how}{kept}, "
-            f"{len(self.dataset.classes)} classes, {self.recipe.epochs} epochs, {self.device.type}"
-        )
-
 
 def _as_they_are(features: Tensor, generator: torch.Generator | None) -> Tensor:
     del generator
     return features
 
 
-def _loss_class(node: Any) -> type[RetrievalLoss]:
-    from hydra.utils import get_class
-
-    return get_class(node["_target_"])
-
-
 def _device(accelerator: str) -> torch.device:
-    wants_gpu = accelerator in {"auto", "gpu", "cuda"} and torch.cuda.is_available()
-    return torch.device("cuda" if wants_gpu else "cpu")
-
-
-def _fit(
-    trainer: L.Trainer, module: RetrievalTraining, data: TrainingData, checkpoint: Path | None, folder: Path
-) -> None:
-    with _quiet():
-        try:
-            trainer.fit(module, datamodule=data, ckpt_path=checkpoint, weights_only=True)
-        except (KeyboardInterrupt, SystemExit):
-            # The trainer turns Ctrl-C into an exit of its own.
-            done = trainer.current_epoch
-            if not (folder / _LAST).exists():
-                raise Interrupted("Stopped before the first epoch ended: there is nothing to resume.") from None
-            raise Interrupted(
-                f"Stopped after {done} of {trainer.max_epochs} epochs. Go on with: kedge train --resume {folder}"
-            ) from None
+    if accelerator == "gpu" and not torch.cuda.is_available():
+        raise ConfigError("trainer.accelerator=gpu, but no CUDA GPU is there: use auto or cpu.")
+    return torch.device("cuda" if accelerator != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 @contextmanager
@@ -284,13 +280,12 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _told(folder: Path) -> Iterator[None]:
-    """A full disk in one sentence."""
+    """What the system refuses, in one sentence."""
     try:
         yield
     except OSError as error:
-        if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
-            raise
-        kept = f" The last checkpoint is intact: make room, then kedge train --resume {folder}"
-        raise TrainingError(
-            f"The disk is full: {folder} could not be written.{kept if (folder / _LAST).exists() else ''}"
-        ) from error
+        resume = f" The last checkpoint is intact: then kedge train --resume {folder}"
+        kept = resume if (folder / LAST).exists() else ""
+        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            raise TrainingError(f"The disk is full: make room for {folder}.{kept}") from error
+        raise TrainingError(f"{error.filename or folder}: {error.strerror or error}.{kept}") from error

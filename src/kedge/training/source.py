@@ -8,19 +8,21 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from kedge.config.compose import compose
 from kedge.encoders import fetch_weights
 from kedge.errors import DataError, WeightsError
 
 __all__ = ["overrides_for", "quoted"]
 
-_console = Console(stderr=True)
+_console = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
 
 
 def overrides_for(source: str | Path, overrides: Sequence[str] = ()) -> list[str]:
     """The overrides that train on `source`, those of the user last.
 
     A folder or an .npz file. Pictures in a folder go through a frozen pretrained encoder, if its weights can be
-    had; otherwise an encoder is trained from scratch, and a line says so. What the user names is left alone.
+    had; otherwise an encoder is trained from scratch, and a line says so. What the user names is left alone, and
+    so are sweeps.
     """
     path = Path(source)
     if path.suffix == ".npz" and path.is_file():
@@ -28,24 +30,28 @@ def overrides_for(source: str | Path, overrides: Sequence[str] = ()) -> list[str
     if not path.is_dir():
         raise DataError(f"{source} is neither a folder of pictures nor an .npz file.")
     given = ["dataset=folder", f"dataset.path={quoted(path)}"]
-    if _value(overrides, "recipe") is None and _value(overrides, "experiment") is None:
-        given += _how_to_train(overrides)
+    settled = any(_value(overrides, name) is not None for name in ("recipe", "experiment"))
+    if not settled and not any(override.startswith("-") for override in overrides):
+        given += _how_to_train(given, overrides)
     return [*given, *overrides]
 
 
-def _how_to_train(overrides: Sequence[str]) -> list[str]:
+def _how_to_train(given: Sequence[str], overrides: Sequence[str]) -> list[str]:
     weights = _value(overrides, "encoder.weights")
     if weights is None:
         try:
-            fetch_weights(_value(overrides, "encoder") or "resnet18")
+            fetch_weights(compose([*given, *overrides]).encoder.name)
         except WeightsError as error:
-            _console.print(f"{error} Training from scratch.", highlight=False, soft_wrap=True)
+            _console.print(f"{error} Training from scratch.")
             weights = "null"
+        else:
+            return ["recipe=head", "encoder.weights=default"]
     if weights != "null":
-        return ["recipe=head"] if weights else ["recipe=head", "encoder.weights=default"]
-    small = [] if torch.cuda.is_available() else ["encoder=resnet10", "dataset.size=128"]
-    chosen = [o for o in small if _value(overrides, o.partition("=")[0]) is None]
-    return [*chosen, "recipe=kedge", "recipe.batch_size=64", "recipe.optimizer.lr=0.1"]
+        return ["recipe=head"]
+    small = {} if torch.cuda.is_available() else {"encoder": "resnet10", "dataset.size": "128"}
+    scratch = {**small, "encoder.weights": "null", "recipe": "kedge"}
+    gentle = {"recipe.batch_size": "64", "recipe.optimizer.lr": "0.1"}
+    return [f"{name}={value}" for name, value in {**scratch, **gentle}.items() if _value(overrides, name) is None]
 
 
 def _value(overrides: Sequence[str], key: str) -> str | None:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
+from kedge.config.compose import compose
 from kedge.model import Model
-from kedge.training.compose import compose
 from kedge.training.run import start_run
 from kedge.training.source import overrides_for
 
@@ -27,7 +27,5 @@ def train(
     config = compose(overrides if source is None else overrides_for(source, overrides))
     if folder is None:
         chosen = config.hydra.runtime.choices
-        folder = Path(
-            "runs", f"{chosen.dataset}-{chosen.encoder}-{chosen.loss}", f"{datetime.now():%Y-%m-%d_%H-%M-%S}"
-        )
+        folder = Path("runs", f"{chosen.dataset}-{chosen.encoder}-{chosen.loss}", f"{datetime.now():%Y-%m-%d_%H-%M-%S}")
     return start_run(config, Path(folder))

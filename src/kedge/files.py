@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,8 @@ def whole_file(final: Path) -> Iterator[io.BufferedRandom]:
     try:
         with part.open("x+b") as stream:
             yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
         part.replace(final)
     finally:
         part.unlink(missing_ok=True)

@@ -4,35 +4,67 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import json
 import re
+import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_module
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.singleton import Singleton
 from hydra.errors import HydraException, InstantiationException
 from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from kedge.errors import ConfigError, KedgeError
+from kedge.errors import ConfigError, DataError, KedgeError
 
-__all__ = ["CONFIG", "build", "build_loss", "compose", "dataset_of", "load_config"]
+__all__ = [
+    "CONFIG",
+    "DATASET",
+    "build",
+    "build_dataset",
+    "build_loss",
+    "compose",
+    "dataset_of",
+    "expand",
+    "load_config",
+    "loss_class",
+]
 
 CONFIG = "config.yaml"
 """The file in a run's folder that says how it was made."""
+DATASET = "dataset.json"
+"""The file in a run's folder that says on which pictures: name and fingerprint."""
 
 
 def compose(overrides: Sequence[str] = ()) -> DictConfig:
     """The training configuration with `overrides` applied, Hydra's own part included."""
+    # A program that calls us may be a Hydra application itself.
+    theirs = Singleton.get_state()
     GlobalHydra.instance().clear()
     try:
         with initialize_config_module("kedge.config", version_base="1.3"):
             return hydra_compose("train", overrides=list(overrides), return_hydra_config=True)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(_sentence(error, overrides)) from error
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        raise ConfigError(_sentence(error)) from error
+    finally:
+        Singleton.set_state(theirs)
+
+
+def expand(overrides: Sequence[str]) -> list[list[str]]:
+    """The overrides of each job of a sweep."""
+    try:
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+    except HydraException as error:
+        raise ConfigError(_sentence(error)) from error
+    return [list(job) for batch in BasicSweeper.split_arguments(parsed, None) for job in batch]
 
 
 def load_config(path: Path) -> DictConfig:
@@ -50,19 +82,28 @@ def load_config(path: Path) -> DictConfig:
 
 def dataset_of(run: str | Path, overrides: Sequence[str] = ()) -> Any:
     """The dataset of a run, or another one that `overrides` name (`dataset=svhn`, `dataset.path=…`)."""
-    if any(override.startswith("dataset=") for override in overrides):
-        node = compose(overrides).dataset
-    else:
-        node = load_config(Path(run) / CONFIG)
-        node = OmegaConf.merge(node, OmegaConf.from_dotlist(list(overrides))).dataset
+    run = Path(run)
+    for override in overrides:
+        if not override.startswith(("dataset=", "dataset.")) or "=" not in override:
+            raise ConfigError(f"Only the dataset can be named here (dataset=… or dataset.…=…), found {override!r}.")
+    if overrides and any(override.startswith("dataset=") for override in overrides):
+        return build_dataset(compose(overrides).dataset)
+    config = load_config(run / CONFIG)
+    node = OmegaConf.merge(config, OmegaConf.from_dotlist(list(overrides))).dataset
     target = str(node.get("_target_"))
     if not target.startswith("kedge."):
         # A run may come from a stranger: opening it must not run code of theirs.
         raise ConfigError(f"{run} loads its data with {target}, which is not Kedge's: name it with dataset=…")
-    return build(node)
+    dataset = build_dataset(node)
+    if not overrides and dataset.fingerprint() != _fingerprint(run):
+        raise DataError(
+            f"{dataset.name} has changed since {run} was trained, so that its test pictures may have been trained "
+            "on: train again, or name the pictures to measure on with dataset=…"
+        )
+    return dataset
 
 
-def build(node: DictConfig, **arguments: Any) -> Any:
+def build(node: Any, **arguments: Any) -> Any:
     """What the node's `_target_` makes of the node's values and `arguments`."""
     try:
         return instantiate(node, **arguments)
@@ -76,20 +117,49 @@ def build(node: DictConfig, **arguments: Any) -> Any:
         raise ConfigError(str(error).splitlines()[0]) from error
 
 
-def build_loss(node: DictConfig, *, num_classes: int, dim: int) -> Any:
+def build_dataset(node: Any) -> Any:
+    """The dataset; what its loader warns of goes to stderr as a sentence."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        dataset = build(node)
+    for warning in caught:
+        print(warning.message, file=sys.stderr)
+    return dataset
+
+
+def loss_class(node: Any) -> Any:
+    """The class of the loss that the node describes."""
+    from kedge.losses import RetrievalLoss
+
+    target = node.get("_target_") if isinstance(node, DictConfig) else None
+    try:
+        found = get_object(str(target))
+    except (HydraException, ImportError, ValueError) as error:
+        raise ConfigError(f"loss._target_={target} cannot be imported.") from error
+    if not (inspect.isclass(found) and issubclass(found, RetrievalLoss)):
+        raise ConfigError(f"loss._target_={target} is no RetrievalLoss.")
+    return found
+
+
+def build_loss(node: Any, *, num_classes: int, dim: int) -> Any:
     """The loss; `num_classes` and `dim` go to those that ask for them."""
-    accepted = inspect.signature(get_object(node["_target_"])).parameters
+    accepted = inspect.signature(loss_class(node)).parameters
     given = {"num_classes": num_classes, "dim": dim}
     return build(node, **{name: value for name, value in given.items() if name in accepted})
 
 
-def _sentence(error: Exception, overrides: Sequence[str]) -> str:
+def _fingerprint(run: Path) -> str:
+    try:
+        return str(json.loads((run / DATASET).read_text())["fingerprint"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{run} does not say on which pictures it was trained: name them with dataset=…") from error
+
+
+def _sentence(error: Exception) -> str:
     """Hydra's message as one sentence that lists what would be valid."""
     message = str(error)
     options = re.search(
-        r"Could not find '([^']*)'.*?Available options in '([^']*)':\s*(.*?)(?:\nConfig search|\Z)",
-        message,
-        re.S,
+        r"Could not find '([^']*)'.*?Available options in '([^']*)':\s*(.*?)(?:\nConfig |\Z)", message, re.S
     )
     if options:
         found, group, names = options[1], options[2], options[3].split()
@@ -101,7 +171,7 @@ def _sentence(error: Exception, overrides: Sequence[str]) -> str:
         hint = f" Did you mean {near[0]}?" if near else ""
         return f"There is no {key[1]}; {parent or 'the configuration'} has {', '.join(valid)}.{hint}"
     lines = [line.strip() for line in message.splitlines() if line.strip()]
-    return f"{' '.join(overrides)}: {lines[0] if lines else type(error).__name__}"
+    return lines[0] if lines else type(error).__name__
 
 
 def _where_it_fails(key: str) -> tuple[str, str, list[str]]:
@@ -113,7 +183,5 @@ def _where_it_fails(key: str) -> tuple[str, str, list[str]]:
             break
         found.append(name)
         node = node[name]
-    valid = (
-        [str(name) for name in node if name not in {"_target_", "hydra"}] if isinstance(node, DictConfig) else []
-    )
+    valid = [str(name) for name in node if name not in {"_target_", "hydra"}] if isinstance(node, DictConfig) else []
     return ".".join(found), name, valid

@@ -1,0 +1,164 @@
+"""A run's settings, checked: everything that is neither data, encoder nor loss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, is_dataclass
+from typing import Any, TypeVar, get_args, get_type_hints
+
+from omegaconf import OmegaConf
+
+from kedge.errors import ConfigError
+from kedge.images import Augmentation
+
+__all__ = ["Optimizer", "Recipe", "Schedule", "Settings", "Split", "Trainer"]
+
+T = TypeVar("T")
+
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a word", type(None): "null"}
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """SGD with Nesterov momentum, or Adam."""
+
+    name: str = "sgd"
+    lr: float = 0.1
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    anchor_lr: float = 1.0
+
+    def __post_init__(self) -> None:
+        _one_of("recipe.optimizer.name", self.name, ("sgd", "adam"))
+        _within("recipe.optimizer.lr", self.lr, above=0)
+        _within("recipe.optimizer.momentum", self.momentum, least=0, below=1)
+        _within("recipe.optimizer.weight_decay", self.weight_decay, least=0)
+        _within("recipe.optimizer.anchor_lr", self.anchor_lr, least=0)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How the learning rate moves: one cycle per run, halved on a plateau of the target metric, or constant."""
+
+    name: str = "one_cycle"
+    warmup: float = 0.2
+    factor: float = 0.5
+    patience: int = 6
+    patience_few_shot: int = 9
+
+    def __post_init__(self) -> None:
+        _one_of("recipe.schedule.name", self.name, ("one_cycle", "plateau", "constant"))
+        _within("recipe.schedule.warmup", self.warmup, above=0, below=1)
+        _within("recipe.schedule.factor", self.factor, above=0, below=1)
+        _within("recipe.schedule.patience", self.patience, least=0)
+        _within("recipe.schedule.patience_few_shot", self.patience_few_shot, least=0)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Epochs, batches, optimiser, schedule and augmentation of one run."""
+
+    name: str = "kedge"
+    epochs: int = 100
+    batch_size: int = 512
+    freeze: bool = False
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    loss_scale: float = 1.0
+    schedule: Schedule = field(default_factory=Schedule)
+    augmentation: Augmentation = field(default_factory=Augmentation)
+    standardise: bool = False
+    size: int | None = None
+
+    def __post_init__(self) -> None:
+        _within("recipe.epochs", self.epochs, least=1)
+        # Batch normalisation has no statistics of a single picture.
+        _within("recipe.batch_size", self.batch_size, least=2)
+        _within("recipe.loss_scale", self.loss_scale, above=0)
+        if self.size is not None:
+            _within("recipe.size", self.size, least=1)
+
+
+@dataclass(frozen=True)
+class Split:
+    """Which training images are trained on."""
+
+    holdout: float = 0.1
+    shots: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _within("split.holdout", self.holdout, least=0, below=1)
+        _within("split.seed", self.seed, least=0)
+        if self.shots is not None:
+            _within("split.shots", self.shots, least=1)
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """On what the run trains."""
+
+    accelerator: str = "auto"
+    precision: str = "auto"
+    deterministic: bool = False
+
+    def __post_init__(self) -> None:
+        _one_of("trainer.accelerator", self.accelerator, ("auto", "cpu", "gpu"))
+        _one_of("trainer.precision", self.precision, ("auto", "32-true", "bf16-mixed", "16-mixed"))
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All of it."""
+
+    seed: int = 0
+    recipe: Recipe = field(default_factory=Recipe)
+    split: Split = field(default_factory=Split)
+    trainer: Trainer = field(default_factory=Trainer)
+
+    def __post_init__(self) -> None:
+        _within("seed", self.seed, least=0, below=2**32)
+
+    @classmethod
+    def from_config(cls, config: Any) -> Settings:
+        """The settings in a configuration."""
+        return _checked(cls, {name: config.get(name) for name in get_type_hints(cls)}, "")
+
+
+def _checked(kind: type[T], node: Any, name: str) -> T:
+    """`kind` made of the node's values; a wrong name or type is one sentence that says where."""
+    values: Any = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+    if not isinstance(values, dict):
+        raise ConfigError(f"{name} must be a group of values, found {values!r}.")
+    types = get_type_hints(kind)
+    inside = f"{name}." if name else ""
+    for unknown in values.keys() - types.keys():
+        raise ConfigError(f"There is no {inside}{unknown}; {name} has {', '.join(types)}.")
+    return kind(**{key: _typed(types[key], value, f"{inside}{key}") for key, value in values.items()})
+
+
+def _typed(kind: Any, value: Any, name: str) -> Any:
+    if is_dataclass(kind):
+        return _checked(kind, value, name)  # type: ignore[arg-type]
+    allowed = get_args(kind) or (kind,)
+    if float in allowed and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
+        wanted = " or ".join(_WORDS[one] for one in allowed)
+        raise ConfigError(f"{name} must be {wanted}, found {value!r}.")
+    return value
+
+
+def _one_of(name: str, value: str, valid: Sequence[str]) -> None:
+    if value not in valid:
+        raise ConfigError(f"{name} must be one of {', '.join(valid)}, found {value!r}.")
+
+
+def _within(
+    name: str, value: float, *, least: float = -math.inf, above: float = -math.inf, below: float = math.inf
+) -> None:
+    if least <= value < below and value > above:
+        return
+    bounds = [f"{word} {bound:g}" for word, bound in (("at least", least), ("above", above), ("below", below))]
+    said = [text for text, bound in zip(bounds, (least, above, below), strict=True) if math.isfinite(bound)]
+    raise ConfigError(f"{name} must be {' and '.join(said) or 'finite'}, found {value}.")
