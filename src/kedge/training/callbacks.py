@@ -163,9 +163,17 @@ class TrainingProgress(Callback):
         else:
             self._show(trainer, pl_module)
 
-    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Close the bar, whatever ended the run."""
-        del trainer, pl_module, stage
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Close the bar."""
+        del trainer, pl_module
+        self._close()
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Close it too when something else ends the run."""
+        del trainer, pl_module, exception
+        self._close()
+
+    def _close(self) -> None:
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
