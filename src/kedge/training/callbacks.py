@@ -59,8 +59,8 @@ class BestAndLast(Checkpoint):
             value = trainer.callback_metrics[name].item()
             if self.best is None or (value > self.best if mode == "max" else value < self.best):
                 self.best = value
-                trainer.save_checkpoint(self.folder / BEST)
-        trainer.save_checkpoint(self.folder / LAST)
+                trainer.save_checkpoint(self.folder / BEST, weights_only=False)
+        trainer.save_checkpoint(self.folder / LAST, weights_only=False)
 
     def state_dict(self) -> dict[str, Any]:
         """The best value so far."""

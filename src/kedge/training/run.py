@@ -266,16 +266,18 @@ def _device(accelerator: str) -> torch.device:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keep the trainer's advice to itself where it does not apply here."""
-    log = logging.getLogger("lightning.pytorch.utilities.rank_zero")
-    level = log.level
-    log.setLevel(logging.WARNING)
+    logs = [logging.getLogger(f"lightning.pytorch.{name}") for name in ("utilities.rank_zero", "accelerators.cuda")]
+    levels = [log.level for log in logs]
+    for log in logs:
+        log.setLevel(logging.WARNING)
     with warnings.catch_warnings():
         for message in _BESIDE_THE_POINT:
             warnings.filterwarnings("ignore", message=message)
         try:
             yield
         finally:
-            log.setLevel(level)
+            for log, level in zip(logs, levels, strict=True):
+                log.setLevel(level)
 
 
 @contextmanager
