@@ -11,6 +11,7 @@ from kedge.errors import KedgeError
 if TYPE_CHECKING:
     from kedge import metrics
     from kedge.evaluation import Report, evaluate
+    from kedge.gallery import Gallery
     from kedge.losses import CAMLoss, ContrastiveLoss, CrossEntropyLoss
     from kedge.model import Model
     from kedge.training import train
@@ -19,6 +20,7 @@ __all__ = [
     "CAMLoss",
     "ContrastiveLoss",
     "CrossEntropyLoss",
+    "Gallery",
     "KedgeError",
     "Model",
     "Report",
@@ -37,6 +39,7 @@ _HOMES = {
     "CAMLoss": "kedge.losses",
     "ContrastiveLoss": "kedge.losses",
     "CrossEntropyLoss": "kedge.losses",
+    "Gallery": "kedge.gallery",
     "Model": "kedge.model",
     "Report": "kedge.evaluation",
     "evaluate": "kedge.evaluation",

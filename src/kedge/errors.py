@@ -6,6 +6,7 @@ __all__ = [
     "ConfigError",
     "DataError",
     "DownloadError",
+    "GalleryError",
     "KedgeError",
     "ModelError",
     "PictureError",
@@ -40,6 +41,10 @@ class WeightsError(KedgeError):
 
 class ModelError(KedgeError):
     """A model folder that is missing, damaged, foreign or too new."""
+
+
+class GalleryError(KedgeError):
+    """A gallery folder that is missing, damaged, foreign, too new or in use."""
 
 
 class TrainingError(KedgeError):

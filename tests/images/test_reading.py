@@ -108,6 +108,10 @@ def test_wide_integers_and_floats() -> None:
     assert np.asarray(to_rgb(narrow))[0, :, 0].tolist() == [0, 7, 255]
     fractions = Image.fromarray(np.array([[0, 0.2, 1, np.nan, -np.inf]], np.float32))
     assert np.asarray(to_rgb(fractions))[0, :, 0].tolist() == [0, 51, 255, 0, 0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        below = Image.fromarray(np.array([[-3e38, 0.2]], np.float32))
+        assert np.asarray(to_rgb(below))[0, :, 0].tolist() == [0, 51]
     values = Image.fromarray(np.array([[0, 99.6, np.inf]], np.float32))
     assert np.asarray(to_rgb(values))[0, :, 0].tolist() == [0, 100, 255]
 
@@ -154,6 +158,17 @@ def test_damaged_bytes_raise_nothing_but_picture_errors() -> None:
             damaged[generator.integers(0, len(data), 8)] = generator.integers(0, 256, 8)
             with suppress(PictureError):
                 assert read_picture(damaged.tobytes()).mode == "RGB"
+
+
+def test_a_link_to_itself_is_named(tmp_path: Path) -> None:
+    (tmp_path / "loop.jpg").symlink_to("loop.jpg")
+    with pytest.raises(PictureError, match=r"loop\.jpg cannot be read: .*symbolic links"):
+        read_picture(tmp_path / "loop.jpg")
+
+
+def test_icons_are_refused_undecoded() -> None:
+    with pytest.raises(PictureError, match="not a picture of a known format"):
+        read_picture(encoded(Image.fromarray(gradient()), "ICO", sizes=[(16, 16)]))
 
 
 def test_pixel_limit_is_checked_before_decoding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import threading
 import warnings
 from collections.abc import Iterator
@@ -20,8 +21,12 @@ __all__ = ["MAX_PIXELS", "read_picture", "to_rgb", "upright"]
 
 MAX_PIXELS = 100_000_000
 
-# Pixel formats only: Pillow's EPS reader, for one, starts Ghostscript on the file it is given.
-_FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "ICO", "TGA")
+# Pixel formats only: Pillow's EPS reader, for one, starts Ghostscript on the file it is given. No icons:
+# opening one decodes it, before its size can be checked.
+_FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "TGA")
+
+# Pillow logs what it finds wrong besides raising it; without a handler that would land on standard error.
+logging.getLogger("PIL").addHandler(logging.NullHandler())
 
 
 def read_picture(source: str | Path | bytes | BinaryIO, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
@@ -62,7 +67,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
     if getattr(image, "is_animated", False) and image.tell() != 0:
         image.seek(0)
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
-        return Image.fromarray(_eight_bits(image), mode="L").convert("RGB")
+        return Image.fromarray(_eight_bits(image)).convert("RGB")
     try:
         if image.has_transparency_data:
             with_alpha = image.convert("LA").convert("RGBA") if image.mode == "La" else image.convert("RGBA")
@@ -77,11 +82,11 @@ def to_rgb(image: Image.Image) -> Image.Image:
 def _eight_bits(image: Image.Image) -> np.ndarray:
     values = np.asarray(image)
     if image.mode == "F":
-        values = np.nan_to_num(values, nan=0.0, posinf=np.inf, neginf=0.0)
+        values = np.fmax(values, 0)  # of a NaN and 0, the 0
         # Floats carry no range of their own: up to 1 they are fractions of white, beyond it pixel values.
         values = np.rint(values * 255 if values.max(initial=0) <= 1 else values)
     elif image.mode != "I" or values.max(initial=0) > 255:
-        values = values.astype(np.int64) >> 8
+        values = values >> 8
     return np.asarray(np.clip(values, 0, 255), dtype=np.uint8)
 
 

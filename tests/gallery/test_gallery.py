@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from kedge.encoders import build_encoder
+from kedge.errors import ConfigError, GalleryError
+from kedge.gallery import Gallery
+from kedge.gallery import gallery as module
+from kedge.images import Preprocessing
+from kedge.model import Model
+
+DIM = 6
+
+
+def vectors(count: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(count, DIM)).astype(np.float32)
+
+
+@pytest.fixture
+def gallery(tmp_path: Path) -> Gallery:
+    return Gallery.create(tmp_path / "g", anchors=vectors(4, seed=9), classes=["a", "b", "c", "d"])
+
+
+def exhaustive(items: dict[int, np.ndarray], query: np.ndarray, k: int) -> list[int]:
+    order = sorted(items, key=lambda one: (float(((items[one] - query).astype(np.float64) ** 2).sum()), one))
+    return order[:k]
+
+
+def test_first_the_nearest_anchor_then_only_its_list(gallery: Gallery) -> None:
+    items = vectors(200)
+    labels = [("a", "b", "c", "d")[row % 4] for row in range(200)]
+    ids = gallery.add_embeddings(items, labels=labels, paths=[f"p{row}.jpg" for row in range(200)])
+    assert ids == list(range(200))
+    anchors = vectors(4, seed=9)
+    for query in vectors(20, seed=3):
+        nearest = int(((anchors - query) ** 2).sum(1).argmin())
+        result = gallery.search(query, k=10)
+        assert result.anchors == [("a", "b", "c", "d")[nearest]]
+        inside = {row: items[row] for row in range(200) if row % 4 == nearest}
+        assert [hit.id for hit in result] == exhaustive(inside, query, 10)
+        first = result.hits[0]
+        assert first.path == f"p{first.id}.jpg"
+        assert first.label == first.anchor == result.anchors[0]
+        assert first.distance == pytest.approx(float(np.linalg.norm(items[first.id] - query)), abs=1e-5)
+
+
+@pytest.mark.parametrize("lists", ["label", "anchor"])
+@pytest.mark.parametrize("folded", [False, True])
+def test_all_probes_equal_brute_force_and_an_exhaustive_search(lists: str, folded: bool, tmp_path: Path) -> None:
+    gallery = Gallery.create(tmp_path / "g", anchors=vectors(4, seed=9), classes=["a", "b", "c", "d"], lists=lists)
+    chance = np.random.default_rng(1)
+    items: dict[int, np.ndarray] = {}
+    for step in range(6):
+        added = vectors(30, seed=step + 20)
+        # "e" is a label that no anchor was learned for; None is an item without a label.
+        labels = [chance.choice(np.array(["a", "b", "e", None], dtype=object)) for _ in added]
+        items |= dict(zip(gallery.add_embeddings(added, labels=labels), added, strict=True))
+        gone = [int(one) for one in chance.choice(sorted(items), 7, replace=False)]
+        assert gallery.remove(gone) == 7
+        for one in gone:
+            del items[one]
+        if folded and step % 2:
+            gallery.optimize()
+        assert len(gallery) == len(items)
+        for query in vectors(3, seed=step + 50):
+            expected = exhaustive(items, query, 12)
+            assert [hit.id for hit in gallery.search(query, k=12, method="brute_force")] == expected
+            assert [hit.id for hit in gallery.search(query, k=12, probes=99)] == expected
+            reopened = Gallery.open(gallery.path)
+            assert [hit.id for hit in reopened.search(query, k=12, at_least=len(items))] == expected
+
+
+def test_a_label_the_model_never_saw_gets_its_own_anchor(gallery: Gallery) -> None:
+    far = vectors(20) * 0.1 + 30
+    gallery.add_embeddings(vectors(40), labels=["a"] * 40)
+    gallery.add_embeddings(far, labels=["new"] * 20)
+    for _ in range(2):
+        result = gallery.search(far[0], k=5)
+        assert result.anchors == ["new"]
+        assert {hit.label for hit in result} == {"new"}
+        gallery.optimize()
+
+
+def test_vectors_without_labels_or_anchors_are_routed_by_centres(tmp_path: Path) -> None:
+    gallery = Gallery.create(tmp_path / "g", dim=DIM)
+    items = np.concatenate([vectors(50, seed=1) + 10, vectors(50, seed=2) - 10])
+    gallery.add_embeddings(items)
+    gallery.optimize()
+    result = gallery.search(items[3], k=5, at_least=5)
+    assert result.hits[0].id == 3
+    assert all(hit.id < 50 for hit in result)
+
+
+def test_filters_are_applied_before_ranking(gallery: Gallery) -> None:
+    items = vectors(100)
+    metadata = {"price": list(range(100)), "shop": ["x" if row % 2 else "y" for row in range(100)]}
+    gallery.add_embeddings(items, labels=["a"] * 100, metadata=metadata)
+    gallery.optimize()
+    gallery.add_embeddings(items[:10] + 0.01, labels=["a"] * 10)
+    result = gallery.search(items[0], k=20, probes=4, where="price >= 50 AND shop = 'x'")
+    expected = {row: items[row] for row in range(50, 100) if row % 2}
+    assert [hit.id for hit in result] == exhaustive(expected, items[0], 20)
+    with pytest.raises(ConfigError, match="where='prize > 3' cannot be understood"):
+        gallery.search(items[0], where="prize > 3")
+
+
+def test_by_id_leaves_the_item_itself_out(gallery: Gallery) -> None:
+    items = vectors(30)
+    gallery.add_embeddings(np.concatenate([items, items[:1]]))
+    found = [hit.id for hit in gallery.search(0, k=5, probes=4)]
+    assert 0 not in found
+    assert found[0] == 30  # its twin stays: identity counts, not distance zero
+    with pytest.raises(ConfigError, match="no item 99"):
+        gallery.search(99)
+
+
+def test_ids_are_never_used_twice(gallery: Gallery) -> None:
+    assert gallery.add_embeddings(vectors(3)) == [0, 1, 2]
+    gallery.remove([1, 2])
+    assert Gallery.open(gallery.path).add_embeddings(vectors(2)) == [3, 4]
+
+
+def test_old_versions_can_be_restored(gallery: Gallery) -> None:
+    gallery.add_embeddings(vectors(5))
+    before = gallery.versions()[-1].number
+    gallery.remove([0, 1])
+    gallery.optimize()
+    assert len(gallery) == 3
+    gallery.restore(before)
+    assert len(gallery) == 5
+    assert {hit.id for hit in gallery.search(vectors(1)[0], k=9, probes=4)} == {0, 1, 2, 3, 4}
+    with pytest.raises(ConfigError, match="version must be one of"):
+        gallery.restore(999)
+
+
+def test_damaged_lists_are_written_anew(gallery: Gallery) -> None:
+    gallery.add_embeddings(vectors(50))
+    gallery.optimize()
+    (file,) = gallery.path.glob("lists/*/ids.npy")
+    file.write_bytes(b"rubbish")
+    again = Gallery.open(gallery.path)
+    assert len(again) == 50
+    assert len(again.search(vectors(1)[0], k=50, probes=4)) == 50
+
+
+def test_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_BATCH", 4)
+    model = Model(
+        build_encoder("resnet10", dim=DIM, stem="imagenet"),
+        anchors=None,
+        classes=[],
+        preprocessing=Preprocessing(size=32),
+    )
+    generator = np.random.default_rng(0)
+    photos = tmp_path / "my photos"
+    for name in ("cats", "größe"):
+        (photos / name).mkdir(parents=True)
+        for index in range(5):
+            pixels = generator.integers(0, 255, (40, 30, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(photos / name / f"{index}.png")
+    (photos / "cats" / "broken.jpg").write_bytes(b"no picture")
+    gallery = Gallery.create(tmp_path / "g", model)
+    added = gallery.add(photos)
+    assert len(added) == len(gallery) == 10
+    assert [Path(path).name for path, _ in added.skipped] == ["broken.jpg"]
+    query = photos / "größe" / "3.png"
+    for form in (query, query.read_bytes(), Image.open(query)):
+        hit = gallery.search(form, k=1, probes=9).hits[0]
+        assert (hit.path, hit.label) == (str(query.resolve()), "größe")
+        assert hit.distance == pytest.approx(0, abs=1e-4)
+    again = Gallery.open(gallery.path).add(photos)
+    assert (list(again), again.present) == ([], 10)
+    Image.fromarray(pixels).save(photos / "cats" / "0.png")
+    assert len(gallery.add(photos)) == 1
+    assert len(gallery) == 10
+
+
+def test_bad_input(gallery: Gallery, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="vectors must be N × 6, as this gallery holds, found 2 × 5"):
+        gallery.add_embeddings(np.zeros((2, 5)))
+    with pytest.raises(ConfigError, match="NaN or infinity in row 1"):
+        gallery.add_embeddings(np.array([[0.0] * 6, [np.nan] * 6]))
+    with pytest.raises(ConfigError, match="label must have 2 entries"):
+        gallery.add_embeddings(vectors(2), labels=["a"])
+    with pytest.raises(ConfigError, match="k must be at least 1, found 0"):
+        gallery.search(vectors(1)[0], k=0)
+    with pytest.raises(ConfigError, match="made without a model"):
+        gallery.add(tmp_path)
+    assert gallery.search(vectors(1)[0], k=5).hits == []
+    with pytest.raises(GalleryError, match="is there already"):
+        Gallery.create(gallery.path, dim=3)
+    with pytest.raises(GalleryError, match="no gallery"):
+        Gallery.open(tmp_path / "nowhere")
+    (tmp_path / "foreign").mkdir()
+    with pytest.raises(GalleryError, match=r"it holds no gallery\.json"):
+        Gallery.open(tmp_path / "foreign")
+    about = (gallery.path / "gallery.json").read_text()
+    (gallery.path / "gallery.json").write_text(about.replace('"format": 1', '"format": 7'))
+    with pytest.raises(GalleryError, match="has format 7, this Kedge reads up to 1"):
+        Gallery.open(gallery.path)
