@@ -56,7 +56,9 @@ def test_python_blocks_run(desk: Path, offline: dict[str, str]) -> None:
         timeout=280,
     )
     assert done.returncode == 0, done.stderr
-    assert 0 < float(done.stdout) < 1
+    *hits, score = done.stdout.splitlines()
+    assert len(hits) == 5
+    assert 0 < float(score) < 1
 
 
 def test_shell_blocks_run(desk: Path, offline: dict[str, str]) -> None:

@@ -17,6 +17,7 @@ from PIL import Image
 from kedge.errors import ConfigError, GalleryError
 from kedge.files import whole_file
 from kedge.gallery.anchors import Anchors, extend_anchors, settle_anchors
+from kedge.gallery.calibration import Calibration, load_calibration, save_calibration
 from kedge.gallery.lists import Lists, open_lists, write_lists
 from kedge.gallery.pictures import Added, listed, read_ahead
 from kedge.gallery.record import COLUMNS, Record, Version, embeddings_of
@@ -51,6 +52,7 @@ class Gallery:
         self.dim = int(about["dim"])
         self.model = model
         self._learned = learned
+        self.calibration = load_calibration(path)
         self._record = Record(path, self.dim)
         self._mutex = threading.RLock()
         self._snapshot: Snapshot | None = None
@@ -152,9 +154,9 @@ class Gallery:
             raise ConfigError(f"{self.path} was made without a model: use add_embeddings.")
         files, names = listed(source, labels)
         with self._writing():
-            there = self._hashes()
+            there, outdated = self._hashes(files)
             added = Added()
-            fragments, outdated = [], []
+            fragments = []
             first = self._record.reserve(len(files))
             self._record.add_columns(metadata or {})
             for start, batch in read_ahead(files, there, _BATCH):
@@ -178,7 +180,7 @@ class Gallery:
                 added += columns["id"]
             if fragments:
                 self._record.commit(fragments)
-                self._record.delete(outdated)
+            self._record.delete(outdated)
         return added
 
     def add_embeddings(
@@ -211,6 +213,25 @@ class Gallery:
         """Remove items; how many of them were there."""
         with self._writing():
             return self._record.delete([ids] if isinstance(ids, int) else ids)
+
+    def calibrate(self, held_out: str | Path | Sequence[str | Path] | np.ndarray, accept: float = 0.95) -> Calibration:
+        """Learn from held-out items how far from every anchor a query is unknown, and keep it.
+
+        `held_out` are pictures (a folder, files) or vectors of classes that the gallery knows, which were not trained
+        on; of items like these, the share `accept` will count as known.
+        """
+        if isinstance(held_out, np.ndarray):
+            vectors = self._checked(held_out)
+        elif self.model is None:
+            raise ConfigError(f"{self.path} was made without a model: calibrate with vectors.")
+        else:
+            vectors = self.model.embed(listed(held_out, None)[0]).numpy()
+        nearest = np.sqrt(self._current().anchors.distances(vectors).min(axis=1))
+        calibration = Calibration.from_distances(nearest, accept)
+        with self._writing():
+            save_calibration(self.path, calibration)
+            self.calibration = calibration
+        return calibration
 
     def optimize(self) -> None:
         """Fold everything that is new into the lists, and join the record's small files."""
@@ -276,18 +297,19 @@ class Gallery:
         lists = len(snapshot.anchors)
         if not probes >= 1:
             raise ConfigError(f"probes must be at least 1, found {probes}.")
+        started = time.perf_counter()
         masks = self._masks(snapshot, where)
-        results = []
-        for query in queries:
-            started = time.perf_counter()
-            if method == "brute_force":
-                probed = np.arange(lists)
-            else:
-                probed = snapshot.probed(query, min(probes, lists), at_least, masks)
-            hits = snapshot.search(query, k, probed, masks, without)
-            names = [snapshot.anchors.names[int(place)] for place in probed]
-            results.append(Result(hits, names, False, time.perf_counter() - started))
-        return results
+        if method == "brute_force":
+            probed = [np.arange(lists)] * len(queries)
+        else:
+            probed = snapshot.probed(queries, min(probes, lists), at_least, masks)
+        hits = snapshot.search(queries, k, probed, masks, without)
+        seconds = (time.perf_counter() - started) / max(1, len(queries))
+        names = snapshot.anchors.names
+        return [
+            Result(found, [names[place] for place in places.tolist()], strange, seconds)
+            for found, places, strange in zip(hits, probed, self._unknown(snapshot, queries), strict=True)
+        ]
 
     # ------------------------------------------------------------------ the current state
 
@@ -348,6 +370,13 @@ class Gallery:
             masks.append(mask if part.alive is None else mask & part.alive)
         return masks
 
+    def _unknown(self, snapshot: Snapshot, queries: np.ndarray) -> list[bool | None]:
+        if self.calibration is None:
+            return [None] * len(queries)
+        nearest = np.sqrt(snapshot.anchors.distances(queries).min(axis=1))
+        unknown: list[bool | None] = (nearest > self.calibration.threshold).tolist()
+        return unknown
+
     def _vector_of(self, id: int) -> np.ndarray:
         table = self._record.columns(["embedding"], f"id = {id}")
         if len(table) == 0:
@@ -355,10 +384,20 @@ class Gallery:
         vector: np.ndarray = embeddings_of(table, self.dim)[0]
         return vector
 
-    def _hashes(self) -> dict[str, tuple[int, str]]:
-        table = self._record.columns(["id", "path", "hash"], "path IS NOT NULL AND hash IS NOT NULL")
-        columns = (table.column(name).to_pylist() for name in ("path", "id", "hash"))
-        return {path: (id, digest) for path, id, digest in zip(*columns, strict=True)}
+    def _hashes(self, files: Sequence[Path]) -> tuple[dict[str, tuple[int, str]], list[int]]:
+        """Id and content hash by path, and the ids that a killed `add` left beside newer ones of the same path."""
+        where = "path IS NOT NULL AND hash IS NOT NULL"
+        if len(files) <= 1024:  # beyond, one pass over all paths costs less than so long a filter
+            quoted = ("'" + str(file).replace("'", "''") + "'" for file in files)
+            where += f" AND path IN ({', '.join(quoted)})" if files else " AND false"
+        table = self._record.columns(["id", "path", "hash"], where).sort_by("id")
+        there: dict[str, tuple[int, str]] = {}
+        outdated = []
+        for id, path, digest in zip(*(table.column(name).to_pylist() for name in ("id", "path", "hash")), strict=True):
+            if path in there:
+                outdated.append(there[path][0])
+            there[path] = (id, digest)
+        return there, outdated
 
     def _checked(self, vectors: Any) -> np.ndarray:
         matrix = np.asarray(vectors, dtype=np.float32)

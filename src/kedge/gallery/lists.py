@@ -46,16 +46,19 @@ class Lists:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def path(self, row: int) -> str | None:
-        """Where the item of a row came from; None for a vector without a picture."""
-        start = int(self.path_ends[row - 1]) if row else 0
-        end = int(self.path_ends[row])
-        return self.path_bytes[start:end].tobytes().decode("utf-8", "surrogateescape") if end > start else None
-
-    def label(self, row: int) -> str | None:
-        """The label of a row."""
-        place = int(self.labels[row])
-        return self.label_names[place] if place >= 0 else None
+    def describe(self, rows: np.ndarray) -> tuple[list[str | None], list[str | None], list[int]]:
+        """Paths, labels and lists of some rows."""
+        letters = memoryview(self.path_bytes)  # type: ignore[arg-type]
+        ends = self.path_ends[rows].tolist()
+        starts = np.where(rows > 0, self.path_ends[rows - 1], 0).tolist()
+        paths = [
+            str(letters[start:end], "utf-8", "surrogateescape") if end > start else None
+            for start, end in zip(starts, ends, strict=True)
+        ]
+        names = self.label_names
+        labels = [names[place] if place >= 0 else None for place in self.labels[rows].tolist()]
+        lists: list[int] = (self.offsets.searchsorted(rows, side="right") - 1).tolist()
+        return paths, labels, lists
 
     @classmethod
     def empty(cls, dim: int, count: int) -> Lists:
@@ -134,7 +137,8 @@ def _open_current(root: Path) -> tuple[Lists, Anchors] | None:
         header = json.loads((folder / "lists.json").read_text())
         if header["format"] != FORMAT:
             return None
-        arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in _ARRAYS}
+        # As plain arrays over the mapped bytes: memmap's own class is slow to slice.
+        arrays = {name: np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r")) for name in _ARRAYS}
         anchors = Anchors(np.load(folder / "anchors.npy"), tuple(header["names"]), int(header["learned"]))
         return Lists(**arrays, label_names=tuple(header["label_names"])), anchors
     except (OSError, ValueError, KeyError, TypeError, EOFError):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -21,6 +23,10 @@ COLUMNS = ("id", "path", "label", "hash", "embedding", "thumbnail")
 """The columns of every record; those of the user's come behind."""
 
 
+_SETTLED = 50_000_000
+"""Nanoseconds: coarser than any file system's clock."""
+
+
 class Version(NamedTuple):
     """A state of the record that can be restored."""
 
@@ -36,6 +42,8 @@ class Record:
 
     def __init__(self, folder: Path, dim: int) -> None:
         self._uri = str(folder / "record.lance")
+        self._versions = f"{self._uri}/_versions"
+        self._seen = 0
         self._counter = folder / "next_id"
         self.dim = dim
         try:
@@ -56,8 +64,12 @@ class Record:
 
     def refresh(self) -> int:
         """See the newest state; its number."""
-        if self._dataset.latest_version != self._dataset.version:
+        # A commit adds a file to this folder, and its time is much cheaper to ask for than the list of versions.
+        # A time just past may still be that of the commit after the one that was seen.
+        changed = os.stat(self._versions).st_mtime_ns  # noqa: PTH116 - Path.stat costs twice as much
+        if changed != self._seen:
             self._dataset = lance.dataset(self._uri)
+            self._seen = changed if time.time_ns() - changed > _SETTLED else 0
         return self.version
 
     def __len__(self) -> int:

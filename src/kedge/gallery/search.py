@@ -13,6 +13,9 @@ from kedge.gallery.lists import Lists
 
 __all__ = ["Hit", "Part", "Result", "Snapshot"]
 
+Masks = list["np.ndarray | None"]
+"""Which rows of each part count; None: all."""
+
 _SLACK = 16
 """So many more than asked are taken by the quick distance, and ordered by the exact one."""
 
@@ -34,7 +37,8 @@ class Result:
     hits: list[Hit]
     anchors: list[str | None]
     """The anchors whose lists were looked at, nearest first."""
-    unknown: bool
+    unknown: bool | None
+    """Whether the query is far from every anchor; None where the gallery was not calibrated."""
     seconds: float
 
     def __iter__(self) -> Iterator[Hit]:
@@ -63,55 +67,90 @@ class Snapshot:
     def __len__(self) -> int:
         return sum(len(p.lists) if p.alive is None else int(p.alive.sum()) for p in self.parts)
 
-    def probed(self, query: np.ndarray, probes: int, at_least: int, masks: list[np.ndarray | None]) -> np.ndarray:
-        """The anchors to look at: the nearest, and more until their lists hold enough items."""
-        order: np.ndarray = self.anchors.nearest(query[None], len(self.anchors) if at_least else probes)[0]
-        if at_least:
-            held = np.cumsum([self._held(int(place), masks) for place in order])
-            probes = max(probes, int(np.searchsorted(held, at_least)) + 1)
-        return order[:probes]
+    def probed(self, queries: np.ndarray, probes: int, at_least: int, masks: Masks) -> list[np.ndarray]:
+        """For each query the anchors to look at: the nearest, and more until their lists hold enough items."""
+        order = self.anchors.nearest(queries, len(self.anchors) if at_least else probes)
+        if not at_least:
+            return list(order)
+        held = self._held(masks)
+        reached = [np.searchsorted(np.cumsum(held[row]), at_least) + 1 for row in order]
+        return [row[: max(probes, count)] for row, count in zip(order, reached, strict=True)]
 
     def search(
-        self, query: np.ndarray, k: int, lists: np.ndarray, masks: list[np.ndarray | None], without: int | None = None
-    ) -> list[Hit]:
-        """The k nearest items in these lists that no mask leaves out."""
-        found: list[tuple[float, int, int, int]] = []
-        for place, (part, mask) in enumerate(zip(self.parts, masks, strict=True)):
-            rows = [self._nearest(part.lists, mask, query, k, int(one)) for one in lists]
-            kept = np.concatenate(rows) if rows else np.empty(0, np.int64)
-            if without is not None:
-                kept = kept[part.lists.ids[kept] != without]
+        self, queries: np.ndarray, k: int, probed: list[np.ndarray], masks: Masks, without: int | None = None
+    ) -> list[list[Hit]]:
+        """For each query the k nearest items in its lists that no mask leaves out."""
+        found = [
+            _candidates(part.lists, mask, queries, k, probed) for part, mask in zip(self.parts, masks, strict=True)
+        ]
+        return [self._ranked(query, k, [part[row] for part in found], without) for row, query in enumerate(queries)]
+
+    def _ranked(self, query: np.ndarray, k: int, candidates: list[np.ndarray], without: int | None) -> list[Hit]:
+        """Candidates of all parts by their exact distance, ties by id."""
+        distances, ids = [], []
+        for part, rows in zip(self.parts, candidates, strict=True):
             # By differences: |x|² − 2x·q loses digits near zero.
-            exact = part.lists.vectors[kept] - query
-            distances = np.sqrt(np.einsum("ij,ij->i", exact, exact))
-            ids = part.lists.ids[kept].tolist()
-            found += zip(distances.tolist(), ids, [place] * len(ids), kept.tolist(), strict=True)
-        found.sort()
-        return [self._hit(*one) for one in found[:k]]
+            away = part.lists.vectors[rows] - query
+            distances.append(np.sqrt(np.einsum("ij,ij->i", away, away)))
+            ids.append(part.lists.ids[rows])
+        far, who = np.concatenate(distances), np.concatenate(ids)
+        if without is not None:
+            far[who == without] = np.inf
+        order = np.lexsort((who, far))[:k]
+        if without is not None:
+            order = order[np.isfinite(far[order])]
+        names = self.anchors.names
+        hits: list[Hit] = [None] * len(order)  # type: ignore[list-item]
+        first = 0
+        for part, rows in zip(self.parts, candidates, strict=True):
+            here = np.flatnonzero((order >= first) & (order < first + len(rows)))
+            spots = order[here]
+            paths, labels, homes = part.lists.describe(rows[spots - first])
+            anchors = [names[home] for home in homes]
+            made = map(Hit, who[spots].tolist(), paths, labels, far[spots].tolist(), anchors)
+            for place, hit in zip(here.tolist(), made, strict=True):
+                hits[place] = hit
+            first += len(rows)
+        return hits
 
-    def _nearest(self, lists: Lists, mask: np.ndarray | None, query: np.ndarray, k: int, one: int) -> np.ndarray:
-        if one >= len(lists.offsets) - 1:
-            return np.empty(0, np.int64)
-        start, end = int(lists.offsets[one]), int(lists.offsets[one + 1])
-        if start == end:
-            return np.empty(0, np.int64)
-        scores = lists.norms[start:end] - 2 * (lists.vectors[start:end] @ query)
-        if mask is not None:
-            allowed = mask[start:end]
-            scores[~allowed] = np.inf
-        wanted = k + _SLACK
-        rows = np.argpartition(scores, wanted)[:wanted] if wanted < end - start else np.arange(end - start)
-        return rows[np.isfinite(scores[rows])] + start if mask is not None else rows + start
-
-    def _held(self, one: int, masks: list[np.ndarray | None]) -> int:
-        count = 0
+    def _held(self, masks: Masks) -> np.ndarray:
+        """How many items each list holds."""
+        held = np.zeros(len(self.anchors), np.int64)
         for part, mask in zip(self.parts, masks, strict=True):
-            if one < len(part.lists.offsets) - 1:
-                start, end = int(part.lists.offsets[one]), int(part.lists.offsets[one + 1])
-                count += end - start if mask is None else int(mask[start:end].sum())
-        return count
+            offsets = part.lists.offsets
+            counts = np.diff(offsets) if mask is None else np.diff(np.concatenate([[0], np.cumsum(mask)])[offsets])
+            held[: len(counts)] += counts
+        return held
 
-    def _hit(self, distance: float, id: int, place: int, row: int) -> Hit:
-        lists = self.parts[place].lists
-        anchor = int(np.searchsorted(lists.offsets, row, side="right")) - 1
-        return Hit(id, lists.path(row), lists.label(row), distance, self.anchors.names[anchor])
+
+def _candidates(
+    lists: Lists, mask: np.ndarray | None, queries: np.ndarray, k: int, probed: list[np.ndarray]
+) -> list[np.ndarray]:
+    """Rows that may be among the k nearest, for each query; queries of one list share a matrix product."""
+    found: list[list[np.ndarray]] = [[] for _ in queries]
+    askers: dict[int, list[int]] = {}
+    for row, places in enumerate(probed):
+        for place in places.tolist():
+            askers.setdefault(place, []).append(row)
+    for place, rows in askers.items():
+        if place >= len(lists.offsets) - 1:
+            continue
+        start, end = int(lists.offsets[place]), int(lists.offsets[place + 1])
+        if start == end:
+            continue
+        asked = queries[rows[0]] if len(rows) == 1 else queries[rows].T
+        scores = lists.vectors[start:end] @ asked
+        scores *= -2
+        scores += lists.norms[start:end] if len(rows) == 1 else lists.norms[start:end, None]
+        for column, row in enumerate(rows):
+            found[row].append(_smallest(scores if len(rows) == 1 else scores[:, column], mask, k + _SLACK, start, end))
+    return [np.concatenate(parts) if parts else np.empty(0, np.int64) for parts in found]
+
+
+def _smallest(scores: np.ndarray, mask: np.ndarray | None, count: int, start: int, end: int) -> np.ndarray:
+    """The rows of the `count` smallest scores that the mask allows."""
+    allowed = None if mask is None else np.flatnonzero(mask[start:end])
+    if allowed is not None:
+        scores = scores[allowed]
+    chosen = np.argpartition(scores, count)[:count] if count < len(scores) else np.arange(len(scores))
+    return (chosen if allowed is None else allowed[chosen]) + start
