@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -28,17 +29,26 @@ class Anchors:
     def __len__(self) -> int:
         return len(self.vectors)
 
+    @cached_property
+    def _squares(self) -> np.ndarray:
+        squares: np.ndarray = np.einsum("ij,ij->i", self.vectors, self.vectors)
+        return squares
+
     def nearest(self, queries: np.ndarray, count: int) -> np.ndarray:
         """The `count` nearest anchors of each query, nearest first; ties by order."""
-        order: np.ndarray = np.argsort(self.distances(queries), axis=1, kind="stable")
+        distances = self.distances(queries)
+        if count == 1:
+            return distances.argmin(axis=1, keepdims=True)
+        order: np.ndarray = np.argsort(distances, axis=1, kind="stable")
         return order[:, :count]
 
     def distances(self, queries: np.ndarray) -> np.ndarray:
         """Squared distances, queries × anchors."""
-        squares = np.einsum("ij,ij->i", self.vectors, self.vectors)
-        own = np.einsum("ij,ij->i", queries, queries)
-        found: np.ndarray = np.maximum(squares[None, :] - 2 * (queries @ self.vectors.T) + own[:, None], 0)
-        return found
+        found: np.ndarray = queries @ self.vectors.T
+        found *= -2
+        found += self._squares
+        found += np.einsum("ij,ij->i", queries, queries)[:, None]
+        return np.maximum(found, 0, out=found)
 
     def assign(self, embeddings: np.ndarray, labels: Sequence[str | None], *, by_label: bool) -> np.ndarray:
         """The list of each item: that of its label, or of its nearest anchor.

@@ -26,7 +26,7 @@ FORMAT = 1
 _CURRENT = "current"
 _TRIES = 3
 """A view may be replaced while it is opened: then the next one is there."""
-_ARRAYS = ("vectors", "norms", "ids", "offsets", "labels", "path_bytes", "path_ends")
+_ARRAYS = ("vectors", "norms", "ids", "offsets", "labels", "path_bytes", "path_bounds")
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Lists:
     labels: np.ndarray
     """Rows of `label_names`; -1 for none."""
     path_bytes: np.ndarray
-    path_ends: np.ndarray
+    path_bounds: np.ndarray
     label_names: tuple[str, ...]
 
     def __len__(self) -> int:
@@ -49,12 +49,8 @@ class Lists:
     def describe(self, rows: np.ndarray) -> tuple[list[str | None], list[str | None], list[int]]:
         """Paths, labels and lists of some rows."""
         letters = memoryview(self.path_bytes)  # type: ignore[arg-type]
-        ends = self.path_ends[rows].tolist()
-        starts = np.where(rows > 0, self.path_ends[rows - 1], 0).tolist()
-        paths = [
-            str(letters[start:end], "utf-8", "surrogateescape") if end > start else None
-            for start, end in zip(starts, ends, strict=True)
-        ]
+        bounds = zip(self.path_bounds.take(rows).tolist(), self.path_bounds.take(rows + 1).tolist(), strict=True)
+        paths = [str(letters[a:b], "utf-8", "surrogateescape") if b > a else None for a, b in bounds]
         names = self.label_names
         labels = [names[place] if place >= 0 else None for place in self.labels[rows].tolist()]
         lists: list[int] = (self.offsets.searchsorted(rows, side="right") - 1).tolist()
@@ -90,7 +86,7 @@ class Lists:
             offsets=np.concatenate([[0], np.cumsum(np.bincount(lists, minlength=count))]),
             labels=codes.reshape(-1)[order],
             path_bytes=np.frombuffer(b"".join(blobs), np.uint8),
-            path_ends=np.cumsum([len(blob) for blob in blobs], dtype=np.int64).reshape(-1),
+            path_bounds=np.cumsum([0, *(len(blob) for blob in blobs)], dtype=np.int64),
             label_names=names,
         )
 
@@ -159,13 +155,13 @@ def _fill(folder: Path, record: Record, anchors: Anchors, *, by_label: bool) -> 
     order = np.lexsort((ids, lists))
     place = np.empty_like(order)
     place[order] = np.arange(len(order))
-    ends = np.cumsum(sizes[order])
+    bounds = np.concatenate([[0], np.cumsum(sizes[order])])
 
     total = len(ids)
     vectors = _new(folder, "vectors", (total, record.dim), np.float32)
     norms = _new(folder, "norms", (total,), np.float32)
     codes = _new(folder, "labels", (total,), np.int32)
-    letters = _new(folder, "path_bytes", (int(ends[-1]) if total else 0,), np.uint8)
+    letters = _new(folder, "path_bytes", (int(bounds[-1]),), np.uint8)
     names: dict[str, int] = {}
     seen = 0
     for batch in record.batches(["path", "label", "embedding"]):
@@ -178,14 +174,19 @@ def _fill(folder: Path, record: Record, anchors: Anchors, *, by_label: bool) -> 
         codes[rows] = [names.setdefault(label, len(names)) if label is not None else -1 for label in labels]
         for row, path in zip(rows.tolist(), batch.column("path").to_pylist(), strict=True):
             blob = _encoded(path)
-            letters[ends[row] - len(blob) : ends[row]] = np.frombuffer(blob, np.uint8)
+            letters[bounds[row] : bounds[row + 1]] = np.frombuffer(blob, np.uint8)
     if seen != total:
         raise GalleryError("The record changed while its lists were written.")
     for array in (vectors, norms, codes, letters):
         if isinstance(array, np.memmap):
             array.flush()
     offsets = np.concatenate([[0], np.cumsum(np.bincount(lists, minlength=len(anchors)))])
-    for name, values in {"ids": ids[order], "path_ends": ends, "offsets": offsets, "anchors": anchors.vectors}.items():
+    for name, values in {
+        "ids": ids[order],
+        "path_bounds": bounds,
+        "offsets": offsets,
+        "anchors": anchors.vectors,
+    }.items():
         np.save(folder / f"{name}.npy", values)
     return list(names)
 
