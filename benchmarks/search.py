@@ -3,7 +3,7 @@
     python benchmarks/search.py [--items 100000] [--quick]
 
 512 dimensions, 100 anchors, k = 100; a single query and a batch of 1,000. Ratios are against raw FAISS with one
-probe over the same anchors. Needs the extra `bench` (faiss-cpu, hnswlib, usearch).
+probe over the same anchors. Needs the extra `bench` (FAISS).
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class Anchors:
         """The `count` nearest anchors of each query, nearest first; ties by order."""
         distances = self.distances(queries)
         if count == 1:
-            return distances.argmin(axis=1, keepdims=True)
+            return np.asarray(distances.argmin(axis=1, keepdims=True))
         order: np.ndarray = np.argsort(distances, axis=1, kind="stable")
         return order[:, :count]
 
@@ -48,7 +48,8 @@ class Anchors:
         found *= -2
         found += self._squares
         found += np.einsum("ij,ij->i", queries, queries)[:, None]
-        return np.maximum(found, 0, out=found)
+        np.maximum(found, 0, out=found)
+        return found
 
     def assign(self, embeddings: np.ndarray, labels: Sequence[str | None], *, by_label: bool) -> np.ndarray:
         """The list of each item: that of its label, or of its nearest anchor.
