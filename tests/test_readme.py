@@ -63,12 +63,13 @@ def test_python_blocks_run(desk: Path, offline: dict[str, str]) -> None:
 
 def test_shell_blocks_run(desk: Path, offline: dict[str, str]) -> None:
     lines = "\n".join(blocks("bash")).splitlines()
-    assert len(lines) == 2
+    assert len(lines) == 4
     for line in lines:
         command = [sys.executable, "-m", *line.split()]
         done = subprocess.run(command, cwd=desk, env=offline, capture_output=True, text=True, timeout=280)
         assert done.returncode == 0, done.stderr
     assert (desk / "runs/photos/metrics.json").exists()
+    assert "data:image" in (desk / "hits.html").read_text(encoding="utf-8")
 
 
 def test_figures_are_those_of_the_benchmarks() -> None:

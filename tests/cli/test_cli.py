@@ -32,7 +32,7 @@ def test_nothing_heavy_is_imported(code: str) -> None:
 def test_help_and_version() -> None:
     shown = kedge("--help")
     assert shown.returncode == 0
-    for verb in ("train", "evaluate", "demo"):
+    for verb in ("train", "evaluate", "demo", "index", "search", "remove", "info", "optimize"):
         assert verb in shown.stdout
     assert kedge("--version").stdout.startswith("kedge ")
 

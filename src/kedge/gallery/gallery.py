@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import secrets
+import shutil
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +17,6 @@ from filelock import FileLock, Timeout
 from PIL import Image
 
 from kedge.errors import ConfigError, GalleryError
-from kedge.files import whole_file
 from kedge.gallery.anchors import Anchors, extend_anchors, settle_anchors
 from kedge.gallery.calibration import Calibration, load_calibration, save_calibration
 from kedge.gallery.lists import Lists, open_lists, write_lists
@@ -36,7 +37,7 @@ _TAIL = 10_000
 """With more new rows than this, the lists are written anew before the next search."""
 _WAIT_SECONDS = 10.0
 _LOCK = "writer.lock"
-_BATCH = 256
+_BATCH = 64
 
 
 class Gallery:
@@ -90,16 +91,20 @@ class Gallery:
             learned, names, dim = _own_anchors(anchors, classes, dim)
         about = {"kind": KIND, "format": FORMAT, "dim": dim, "lists": lists, "classes": list(names)}
         about["model"] = None if model is None else model.fingerprint
-        path.mkdir(parents=True, exist_ok=True)
-        if model is not None:
-            model.save(path / "model")
-        elif learned is not None:
-            with whole_file(path / "anchors.npy") as stream:
-                np.save(stream, learned)
-        Record.create(path, dim)
-        # Last, so that a folder with this file is a whole gallery.
-        with whole_file(path / "gallery.json") as stream:
-            stream.write(json.dumps(about, indent=2, ensure_ascii=False).encode())
+        # Made beside its place, so that a kill leaves no half of a gallery there.
+        path.parent.mkdir(parents=True, exist_ok=True)
+        making = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+        making.mkdir()
+        try:
+            if model is not None:
+                model.save(making / "model")
+            elif learned is not None:
+                np.save(making / "anchors.npy", learned)
+            Record.create(making, dim)
+            (making / "gallery.json").write_text(json.dumps(about, indent=2, ensure_ascii=False), encoding="utf-8")
+            making.rename(path)
+        finally:
+            shutil.rmtree(making, ignore_errors=True)
         return cls(path, about, learned, model)
 
     @classmethod
@@ -159,7 +164,7 @@ class Gallery:
             fragments = []
             first = self._record.reserve(len(files))
             self._record.add_columns(metadata or {})
-            for start, batch in read_ahead(files, there, _BATCH):
+            for start, batch in read_ahead(files, there, _BATCH, self.model.preprocessing):
                 added.skipped += batch.skipped
                 added.present += batch.present
                 if not batch.rows:
@@ -385,7 +390,7 @@ class Gallery:
         return vector
 
     def _hashes(self, files: Sequence[Path]) -> tuple[dict[str, tuple[int, str]], list[int]]:
-        """Id and content hash by path, and the ids that a killed `add` left beside newer ones of the same path."""
+        """Id and content hash by path, and the ids of older content that a killed `add` left beside the newer."""
         where = "path IS NOT NULL AND hash IS NOT NULL"
         if len(files) <= 1024:  # beyond, one pass over all paths costs less than so long a filter
             quoted = ("'" + str(file).replace("'", "''") + "'" for file in files)
@@ -394,7 +399,7 @@ class Gallery:
         there: dict[str, tuple[int, str]] = {}
         outdated = []
         for id, path, digest in zip(*(table.column(name).to_pylist() for name in ("id", "path", "hash")), strict=True):
-            if path in there:
+            if path in there and there[path][1] != digest:
                 outdated.append(there[path][0])
             there[path] = (id, digest)
         return there, outdated

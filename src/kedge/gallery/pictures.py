@@ -10,10 +10,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from PIL import Image
+import torch
+from torch import Tensor
 
 from kedge.errors import ConfigError, PictureError
-from kedge.images import list_pictures, read_picture
+from kedge.images import Preprocessing, list_pictures, read_picture
 
 __all__ = ["Added", "Batch", "listed", "read_ahead"]
 
@@ -31,10 +32,10 @@ class Added(list[int]):
 
 @dataclass
 class Batch:
-    """Some pictures, decoded: `rows` says which."""
+    """Some pictures as pixels: `rows` says which."""
 
     rows: list[int] = field(default_factory=list)
-    images: list[Image.Image] = field(default_factory=list)
+    images: list[Tensor] = field(default_factory=list)
     hashes: list[str] = field(default_factory=list)
     skipped: list[tuple[str, str]] = field(default_factory=list)
     present: int = 0
@@ -46,13 +47,13 @@ def listed(
     """The pictures and their labels; in a folder, the first-level folders are labels."""
     names: list[str | None]
     if isinstance(source, (str, Path)) and Path(source).is_dir():
-        root = Path(source).resolve()
+        root = Path(source).absolute()
         files = list_pictures(root)
         parts = [file.relative_to(root).parts for file in files]
         names = [part[0] if len(part) > 1 else None for part in parts]
     else:
         given = [source] if isinstance(source, (str, Path)) else list(source)
-        files = [Path(one).resolve() for one in given]
+        files = [Path(one).absolute() for one in given]
         names = [None] * len(files)
     if labels is not None:
         if len(labels) != len(files):
@@ -61,13 +62,15 @@ def listed(
     return files, names
 
 
-def read_ahead(files: Sequence[Path], there: Mapping[str, tuple[int, str]], size: int) -> Iterator[tuple[int, Batch]]:
-    """Batches of decoded pictures; the next one is read while the last one is used."""
+def read_ahead(
+    files: Sequence[Path], there: Mapping[str, tuple[int, str]], size: int, preprocessing: Preprocessing
+) -> Iterator[tuple[int, Batch]]:
+    """Batches of pictures as the encoder wants them; the next one is read while the last one is used."""
 
     def read(start: int) -> Batch:
         batch = Batch()
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-            found = pool.map(lambda file: _read(file, there.get(str(file))), files[start : start + size])
+            found = pool.map(lambda file: _read(file, there.get(str(file)), preprocessing), files[start : start + size])
             for row, (image, note) in enumerate(found):
                 if image is not None:
                     batch.rows.append(row)
@@ -90,8 +93,10 @@ def read_ahead(files: Sequence[Path], there: Mapping[str, tuple[int, str]], size
             yield last, batch.result()
 
 
-def _read(file: Path, known: tuple[int, str] | None) -> tuple[Image.Image | None, str]:
+def _read(file: Path, known: tuple[int, str] | None, preprocessing: Preprocessing) -> tuple[Tensor | None, str]:
     """The picture and its content hash; no picture and the reason; or neither, if it is there already."""
+    if str(file) != str(file).encode(errors="replace").decode():
+        return None, "its name is not valid text"
     try:
         content = file.read_bytes()
     except OSError as error:
@@ -100,6 +105,7 @@ def _read(file: Path, known: tuple[int, str] | None) -> tuple[Image.Image | None
     if known is not None and known[1] == digest:
         return None, ""
     try:
-        return read_picture(content), digest
+        # Resized here, in the reading threads: a full-size picture is far larger than what the encoder sees.
+        return torch.from_numpy(preprocessing.to_pixels(read_picture(content))), digest
     except PictureError as error:
         return None, str(error)

@@ -1,0 +1,24 @@
+"""`kedge optimize`: fold what is new into a gallery's lists."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command("optimize")(optimize)
+
+
+def optimize(gallery: Annotated[Path, typer.Argument(help="The gallery's folder.")]) -> None:
+    """Fold what is new into the lists, and join the record's small files."""
+    from kedge.gallery import Gallery
+
+    opened = Gallery.open(gallery)
+    opened.optimize()
+    typer.echo(f"{gallery}: {len(opened):,} items in its lists.")

@@ -1,0 +1,100 @@
+"""`kedge search`: the items of a gallery that are most like a picture."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+if TYPE_CHECKING:
+    from kedge.gallery import Result
+    from kedge.gallery.gallery import Method
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command("search")(search)
+
+
+def search(
+    gallery: Annotated[Path, typer.Argument(help="The gallery's folder.")],
+    query: Annotated[str, typer.Argument(help="A picture, or the id of an item.")],
+    k: Annotated[int, typer.Option("-k", help="How many hits.")] = 20,
+    probes: Annotated[int, typer.Option(help="How many lists are searched: those of the nearest anchors.")] = 1,
+    method: Annotated[str, typer.Option(help="two_stage, or brute_force over all items.")] = "two_stage",
+    where: Annotated[str | None, typer.Option(help="Only items that match, such as \"label = 'cat'\".")] = None,
+    at_least: Annotated[int, typer.Option(help="Search more lists until they hold so many items.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write a page with the pictures to this file.")] = None,
+) -> None:
+    """Find the items that are most like a picture."""
+    from kedge.gallery import Gallery
+
+    opened = Gallery.open(gallery)
+    wanted = _query(query)
+    result = opened.search(wanted, k, cast("Method", method), probes, at_least, where)
+    if html is not None:
+        from kedge.gallery.page import search_page
+
+        _write(html, search_page(opened, wanted, result))
+    if as_json:
+        hits = [{"rank": rank, **hit._asdict()} for rank, hit in enumerate(result, start=1)]
+        found = {"hits": hits, "anchors": result.anchors, "unknown": result.unknown, "seconds": result.seconds}
+        typer.echo(json.dumps(found, indent=2))
+    elif not result.hits:
+        typer.echo("Nothing was found: the lists that were searched hold no such item; more --probes search more.")
+    else:
+        _print(result)
+    if html is not None:
+        typer.echo(f"The page with the pictures: {html}", err=True)
+
+
+def _query(given: str) -> Path | int:
+    from kedge.errors import ConfigError
+
+    if Path(given).exists() or not (given.isascii() and given.isdigit()):
+        return Path(given).expanduser()
+    if len(given) > 18:  # beyond any id
+        raise ConfigError(f"There is no item {given}, and no such file.")
+    return int(given)
+
+
+def _write(file: Path, page: str) -> None:
+    from kedge.errors import ConfigError
+
+    try:
+        file.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--html {file} cannot be written ({error.strerror}): choose another path.") from error
+
+
+def _print(result: Result) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=10_000)  # one line per hit for whatever reads it
+    table = Table("rank", "distance", "label", "id", "path", box=None, pad_edge=False, header_style="bold")
+    for column in (0, 1, 3):
+        table.columns[column].justify = "right"
+    for column in (2, 4):
+        table.columns[column].overflow = "fold"
+    for rank, hit in enumerate(result, start=1):
+        texts = (f"{rank}", f"{hit.distance:.4g}", hit.label or "", f"{hit.id}", hit.path or "")
+        table.add_row(*(Text(_printable(text)) for text in texts))
+    console.print(table)
+    names = ", ".join(name if name is not None else "unnamed" for name in result.anchors[:3])
+    more = f" and {len(result.anchors) - 3:,} more" if len(result.anchors) > 3 else ""
+    note = " · unknown: far from every anchor" if result.unknown else ""
+    console.print(Text(_printable(f"searched {names}{more} in {result.seconds * 1000:.2f} ms{note}"), style="dim"))
+
+
+def _printable(text: str) -> str:
+    """Without anything that would steer the terminal."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
