@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from kedge.cli import demo, evaluate, index, info, optimize, remove, search, train
+from kedge.cli import audit, demo, evaluate, index, info, optimize, remove, search, train
 from kedge.errors import KedgeError
 
 __all__ = ["app", "main"]
@@ -21,7 +21,7 @@ app = typer.Typer(
 train.register(app)
 evaluate.register(app)
 demo.register(app)
-for verb in (index, search, remove, info, optimize):
+for verb in (index, search, remove, info, optimize, audit):
     verb.register(app)
 
 

@@ -1,0 +1,72 @@
+"""`kedge audit`: what looks wrong in a gallery."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from kedge.gallery import Gallery
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command("audit")(audit)
+
+
+def audit(
+    gallery: Annotated[Path, typer.Argument(help="The gallery's folder.")],
+    against: Annotated[
+        Path | None, typer.Option(help="Test pictures, as a folder or a gallery: say which stand in this gallery too.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; all findings, unless -n is given.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write a page with the pictures to this file.")] = None,
+    rows: Annotated[int | None, typer.Option("-n", min=1, help="How many findings; 20, on the page 200.")] = None,
+) -> None:
+    """Find wrong labels, duplicates, outliers, and test pictures that stand in the gallery too."""
+    from rich.console import Console
+
+    from kedge.audit import audit as examine
+    from kedge.audit import audit_page
+    from kedge.gallery import Gallery
+
+    opened = Gallery.open(gallery)
+    with _other(opened, against) as other:
+        found = examine(opened, against=other)
+    if html is not None:
+        audit_page(found, html, rows=rows or 200)
+    if as_json:
+        typer.echo(found.to_json(rows))
+    elif not len(found):
+        typer.echo(found.summary())
+    else:
+        console = Console()
+        # One line per finding for whatever reads it.
+        (console if console.is_terminal else Console(width=10_000)).print(found.table(rows or 20))
+    if html is not None:
+        typer.echo(f"The page with the pictures: {html}", err=True)
+
+
+@contextmanager
+def _other(gallery: Gallery, path: Path | None) -> Iterator[Gallery | None]:
+    """The gallery at `path`; for a folder of pictures, one that is gone afterwards."""
+    import tempfile
+
+    from kedge.gallery import Gallery
+
+    if path is None:
+        yield None
+    elif gallery.model is None or not path.is_dir() or (path / "gallery.json").exists():
+        yield Gallery.open(path)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            other = Gallery.create(Path(folder, "gallery"), gallery.model)
+            for file, reason in other.add(path).skipped:
+                typer.echo(f"kedge: {file} was left out: {reason}", err=True)
+            yield other
