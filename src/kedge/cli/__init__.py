@@ -18,10 +18,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-train.register(app)
-evaluate.register(app)
-demo.register(app)
-for verb in (index, search, remove, info, optimize, audit):
+for verb in (train, evaluate, demo, index, search, remove, info, optimize, audit):
     verb.register(app)
 
 
