@@ -7,9 +7,8 @@ import pytest
 from PIL import Image
 
 from kedge.encoders import build_encoder
-from kedge.errors import ConfigError, GalleryError
-from kedge.gallery import Gallery
-from kedge.gallery import gallery as module
+from kedge.errors import ConfigError, GalleryError, PictureError
+from kedge.gallery import Gallery, adding
 from kedge.images import Preprocessing
 from kedge.model import Model
 
@@ -148,7 +147,7 @@ def test_damaged_lists_are_written_anew(gallery: Gallery) -> None:
 
 
 def test_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_BATCH", 4)
+    monkeypatch.setattr(adding, "_BATCH", 4)
     model = Model(
         build_encoder("resnet10", dim=DIM, stem="imagenet"),
         anchors=None,
@@ -172,6 +171,10 @@ def test_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         hit = gallery.search(form, k=1, probes=9).hits[0]
         assert (hit.path, hit.label) == (str(query.absolute()), "größe")
         assert hit.distance == pytest.approx(0, abs=1e-4)
+    with pytest.raises(ConfigError, match=r"http://127\.0\.0\.1/x\.png is an address: say allow_url=True"):
+        gallery.search("http://127.0.0.1/x.png")
+    with pytest.raises(PictureError, match="cannot be fetched"):
+        gallery.search("http://127.0.0.1:1/x.png", allow_url=True)
     again = Gallery.open(gallery.path).add(photos)
     assert (list(again), again.present) == ([], 10)
     Image.fromarray(pixels).save(photos / "cats" / "0.png")
@@ -184,7 +187,7 @@ def test_bad_input(gallery: Gallery, tmp_path: Path) -> None:
         gallery.add_embeddings(np.zeros((2, 5)))
     with pytest.raises(ConfigError, match="NaN or infinity in row 1"):
         gallery.add_embeddings(np.array([[0.0] * 6, [np.nan] * 6]))
-    with pytest.raises(ConfigError, match="label must have 2 entries"):
+    with pytest.raises(ConfigError, match="labels must have 2 entries"):
         gallery.add_embeddings(vectors(2), labels=["a"])
     with pytest.raises(ConfigError, match="k must be at least 1, found 0"):
         gallery.search(vectors(1)[0], k=0)

@@ -21,11 +21,15 @@ LABELS = ["a", "b", "c", "unseen", "another", None]
 class Galleries(RuleBasedStateMachine):
     items = Bundle("items")
 
-    @initialize(lists=st.sampled_from(["label", "anchor"]), anchored=st.booleans())
-    def begin(self, lists: Any, anchored: bool) -> None:
+    @initialize(
+        lists=st.sampled_from(["label", "anchor"]),
+        anchored=st.booleans(),
+        precision=st.sampled_from(["float32", "bfloat16"]),
+    )
+    def begin(self, lists: Any, anchored: bool, precision: Any) -> None:
         self.folder = Path(tempfile.mkdtemp())
         own = {"anchors": np.eye(3, DIM) * 2, "classes": ["a", "b", "c"]} if anchored else {"dim": DIM}
-        self.gallery = Gallery.create(self.folder / "g", lists=lists, **own)
+        self.gallery = Gallery.create(self.folder / "g", lists=lists, precision=precision, **own)
         self.vectors: dict[int, np.ndarray] = {}
         self.labels: dict[int, str | None] = {}
         self.prices: dict[int, int | None] = {}

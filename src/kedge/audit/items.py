@@ -18,7 +18,7 @@ class Items:
     """Rows 0 … n − 1 are what the gallery holds now; a few numbers for each are in memory, its vector is not."""
 
     def __init__(self, gallery: Gallery) -> None:
-        snapshot = gallery._current()
+        snapshot = gallery.snapshot()
         self._gallery = gallery
         self._lists = [part.lists for part in snapshot.parts]
         self.anchors = snapshot.anchors
@@ -43,7 +43,8 @@ class Items:
 
     def describe(self, row: int) -> tuple[str | None, str | None]:
         """Path and label of an item."""
-        paths, labels, _ = self._lists[self._part[row]].describe(self._row[row : row + 1])
+        lists = self._lists[self._part[row]]
+        _, paths, labels = lists.describe(self._row[row : row + 1])
         return paths[0], labels[0]
 
     def vectors(self, rows: np.ndarray) -> np.ndarray:
@@ -67,12 +68,12 @@ class Items:
             vectors += 0.0  # -0 is 0
             keys[rows] = [_digest(vector.tobytes()) for vector in vectors]
         order = np.argsort(self.ids)
-        for batch in self._gallery._record.batches(["id", "hash"], "hash IS NOT NULL"):
+        for batch in self._gallery.batches(["id", "hash"]):
             ids = np.asarray(batch.column("id"))
             places = np.searchsorted(self.ids, ids, sorter=order)
             for id, place, known in zip(ids, places, batch.column("hash").to_pylist(), strict=True):
                 # The record may hold newer items than this state.
-                if place < len(order) and self.ids[order[place]] == id:
+                if known is not None and place < len(order) and self.ids[order[place]] == id:
                     keys[order[place]] = _digest(known.encode())
         return keys
 

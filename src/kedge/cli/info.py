@@ -23,12 +23,15 @@ def info(gallery: Annotated[Path, typer.Argument(help="The gallery's folder.")])
     versions = opened.versions()
     model = opened.model
     learned = set(opened.classes)
-    labels = {name for name in opened._current().anchors.names if name is not None}
+    state = opened.snapshot()
+    labels = {name for name in state.anchors.names if name is not None}
+    recall = state.parts[0].lists.recall
+    found = "" if recall is None else f", which find {recall:.2%} of the 100 nearest (measured on its items)"
     lines = {
         "items": f"{len(opened):,}",
         "classes": f"{len(labels | learned):,}, {len(learned):,} of them learned",
         "dim": f"{opened.dim}",
-        "lists": f"by {opened.lists}",
+        "lists": f"by {opened.lists}, {opened.precision}{found}",
         "model": "none" if model is None else f"{model.encoder.name}, loss {model.loss}, {model.fingerprint}",
         "versions": f"{len(versions)}, the last of {versions[-1].time:%Y-%m-%d %H:%M:%S}",
         "size on disk": _size(gallery),

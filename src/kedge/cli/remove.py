@@ -29,3 +29,5 @@ def remove(
     count = Gallery.open(gallery).remove(sorted(wanted))
     missing = f"; {len(wanted) - count} not there" if count < len(wanted) else ""
     typer.echo(f"{gallery}: {count} removed{missing}.")
+    if count == 0:
+        raise typer.Exit(1)

@@ -30,17 +30,19 @@ def search(
     at_least: Annotated[int, typer.Option(help="Search more lists until they hold so many items.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write a page with the pictures to this file.")] = None,
+    url: Annotated[bool, typer.Option("--url", help="The query may be an http(s) address, which is fetched.")] = False,
 ) -> None:
     """Find the items that are most like a picture."""
     from kedge.gallery import Gallery
 
     opened = Gallery.open(gallery)
     wanted = _query(query)
-    result = opened.search(wanted, k, cast("Method", method), probes, at_least, where)
+    result = opened.search(wanted, k, cast("Method", method), probes, at_least, where, allow_url=url)
     if html is not None:
+        from kedge.gallery.html import write_page
         from kedge.gallery.page import search_page
 
-        _write(html, search_page(opened, wanted, result))
+        write_page(search_page(opened, wanted, result), html)
     if as_json:
         hits = [{"rank": rank, **hit._asdict()} for rank, hit in enumerate(result, start=1)]
         found = {"hits": hits, "anchors": result.anchors, "unknown": result.unknown, "seconds": result.seconds}
@@ -53,23 +55,17 @@ def search(
         typer.echo(f"The page with the pictures: {html}", err=True)
 
 
-def _query(given: str) -> Path | int:
+def _query(given: str) -> Path | str | int:
     from kedge.errors import ConfigError
+    from kedge.images import is_url
 
+    if is_url(given):
+        return given
     if Path(given).exists() or not (given.isascii() and given.isdigit()):
         return Path(given).expanduser()
     if len(given) > 18:  # beyond any id
         raise ConfigError(f"There is no item {given}, and no such file.")
     return int(given)
-
-
-def _write(file: Path, page: str) -> None:
-    from kedge.errors import ConfigError
-
-    try:
-        file.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--html {file} cannot be written ({error.strerror}): choose another path.") from error
 
 
 def _print(result: Result) -> None:

@@ -10,23 +10,31 @@ import os
 import secrets
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from kedge.errors import GalleryError
 from kedge.files import whole_file
 from kedge.gallery.anchors import Anchors
+from kedge.gallery.precision import PRECISIONS, Codes, Precision, described
 from kedge.gallery.record import Record, embeddings_of
+from kedge.gallery.scan import Slice, measured_recall
 
 __all__ = ["Lists", "open_lists", "write_lists"]
 
-FORMAT = 1
+FORMAT = 2
 _CURRENT = "current"
 _TRIES = 3
 """A view may be replaced while it is opened: then the next one is there."""
-_ARRAYS = ("vectors", "norms", "ids", "offsets", "labels", "path_bytes", "path_bounds")
+_ARRAYS = ("vectors", "norms", "ids", "offsets", "labels", "paths")
+_CODE_ARRAYS = ("codes", "scales", "norms", "errors")
+_PATH_WIDTH = 256
+"""Bytes; the few paths that are longer stand in the header."""
 
 
 @dataclass(frozen=True)
@@ -39,22 +47,39 @@ class Lists:
     offsets: np.ndarray
     labels: np.ndarray
     """Rows of `label_names`; -1 for none."""
-    path_bytes: np.ndarray
-    path_bounds: np.ndarray
+    paths: np.ndarray
+    """As bytes of one width, so that some are taken without touching the others; empty for none or a long one."""
     label_names: tuple[str, ...]
+    long_paths: dict[int, str] = field(default_factory=dict)
+    codes: Codes | None = None
+    recall: float | None = None
+    """The share of the 100 nearest that a search through the codes finds, measured on some of the items."""
 
     def __len__(self) -> int:
         return len(self.ids)
 
-    def describe(self, rows: np.ndarray) -> tuple[list[str | None], list[str | None], list[int]]:
-        """Paths, labels and lists of some rows."""
-        letters = memoryview(self.path_bytes)  # type: ignore[arg-type]
-        bounds = zip(self.path_bounds.take(rows).tolist(), self.path_bounds.take(rows + 1).tolist(), strict=True)
-        paths = [str(letters[a:b], "utf-8", "surrogateescape") if b > a else None for a, b in bounds]
-        names = self.label_names
-        labels = [names[place] if place >= 0 else None for place in self.labels[rows].tolist()]
-        lists: list[int] = (self.offsets.searchsorted(rows, side="right") - 1).tolist()
-        return paths, labels, lists
+    @cached_property
+    def _names(self) -> np.ndarray:
+        return np.array([*self.label_names, None], dtype=object)  # -1 is the last
+
+    @cached_property
+    def _slices(self) -> list[Slice]:
+        bounds = self.offsets.tolist()
+        return [Slice(place, *ends) for place, ends in enumerate(pairwise(bounds))]
+
+    def list_at(self, place: int) -> Slice:
+        """The rows of a list; none for one that came later."""
+        return self._slices[place] if place < len(self._slices) else Slice(place, 0, 0)
+
+    def describe(self, rows: np.ndarray) -> tuple[list[int], list[str | None], list[str | None]]:
+        """Ids, paths and labels of some rows."""
+        if not len(rows):
+            return [], [], []
+        text = b"\0".join(self.paths.take(rows).tolist()).decode("utf-8", "surrogateescape")
+        paths: list[str | None] = text.split("\0")  # type: ignore[assignment]
+        if "" in paths:
+            paths = [path or self.long_paths.get(row) for path, row in zip(paths, rows.tolist(), strict=True)]
+        return self.ids.take(rows).tolist(), paths, self._names.take(self.labels.take(rows)).tolist()
 
     @classmethod
     def empty(cls, dim: int, count: int) -> Lists:
@@ -77,21 +102,24 @@ class Lists:
         names = tuple(dict.fromkeys(label for label in labels if label is not None))
         places = {name: row for row, name in enumerate(names)}
         codes = np.array([places.get(label, -1) if label is not None else -1 for label in labels], dtype=np.int32)
-        blobs = [_encoded(paths[row]) for row in order]
         vectors = np.ascontiguousarray(embeddings[order], dtype=np.float32)
+        sorted_paths = [paths[row] for row in order]
+        cells, long = _cells(sorted_paths, _width(sorted_paths))
         return cls(
             vectors=vectors,
             norms=np.einsum("ij,ij->i", vectors, vectors),
             ids=ids[order],
             offsets=np.concatenate([[0], np.cumsum(np.bincount(lists, minlength=count))]),
             labels=codes.reshape(-1)[order],
-            path_bytes=np.frombuffer(b"".join(blobs), np.uint8),
-            path_bounds=np.cumsum([0, *(len(blob) for blob in blobs)], dtype=np.int64),
+            paths=cells,
             label_names=names,
+            long_paths=long,
         )
 
 
-def write_lists(root: Path, record: Record, anchors: Anchors, *, by_label: bool) -> None:
+def write_lists(
+    root: Path, record: Record, anchors: Anchors, *, by_label: bool, precision: Precision = "float32"
+) -> None:
     """Write the view of what the record holds now, all or nothing, in memory for one batch at a time.
 
     Whoever writes must hold the gallery's lock. Each view has a folder of its own, and `current` names the one that
@@ -101,9 +129,11 @@ def write_lists(root: Path, record: Record, anchors: Anchors, *, by_label: bool)
     folder = root / secrets.token_hex(8)
     folder.mkdir()
     try:
-        names = _fill(folder, record, anchors, by_label=by_label)
-        header = {"format": FORMAT, "version": record.version, "learned": anchors.learned, "names": anchors.names}
-        (folder / "lists.json").write_text(json.dumps({**header, "label_names": names}))
+        header = _fill(folder, record, anchors, by_label=by_label, precision=precision)
+        header |= {"format": FORMAT, "version": record.version, "learned": anchors.learned, "names": anchors.names}
+        if precision != "float32":
+            header["recall"] = measured_recall(_load(folder, header)[0])
+        (folder / "lists.json").write_text(json.dumps(header))
         for file in folder.iterdir():
             with file.open("rb") as stream:
                 os.fsync(stream.fileno())
@@ -131,72 +161,112 @@ def _open_current(root: Path) -> tuple[Lists, Anchors] | None:
     try:
         folder = root / (root / _CURRENT).read_text()
         header = json.loads((folder / "lists.json").read_text())
-        if header["format"] != FORMAT:
-            return None
-        # As plain arrays over the mapped bytes: memmap's own class is slow to slice.
-        arrays = {name: np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r")) for name in _ARRAYS}
-        anchors = Anchors(np.load(folder / "anchors.npy"), tuple(header["names"]), int(header["learned"]))
-        return Lists(**arrays, label_names=tuple(header["label_names"])), anchors
+        return _load(folder, header) if header["format"] == FORMAT else None
     except (OSError, ValueError, KeyError, TypeError, EOFError):
         return None
 
 
-def _fill(folder: Path, record: Record, anchors: Anchors, *, by_label: bool) -> list[str]:
-    """First which list every row belongs to, then every row to its place. Returns the labels."""
-    keys, homes, lengths = [], [], []
+def _load(folder: Path, header: dict[str, Any]) -> tuple[Lists, Anchors]:
+    # As plain arrays over the mapped bytes: memmap's own class is slow to slice.
+    def mapped(name: str) -> np.ndarray:
+        return np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r"))
+
+    anchors = Anchors(np.load(folder / "anchors.npy"), tuple(header["names"]), int(header["learned"]))
+    narrow = PRECISIONS[header["precision"]]
+    codes = None
+    if narrow is not None:
+        codes = Codes(narrow, **{name: mapped(f"code_{name}") for name in _CODE_ARRAYS}, centres=anchors.vectors)
+    lists = Lists(
+        **{name: mapped(name) for name in _ARRAYS},
+        label_names=tuple(header["label_names"]),
+        long_paths={int(row): path for row, path in header["long_paths"].items()},
+        codes=codes,
+        recall=header.get("recall"),
+    )
+    return lists, anchors
+
+
+def _fill(folder: Path, record: Record, anchors: Anchors, *, by_label: bool, precision: Precision) -> dict[str, Any]:
+    """First which list every row belongs to, then every row to its place. Returns what stands in no array."""
+    keys, homes, width = [], [], 1
     for batch in record.batches(["id", "path", "label", "embedding"]):
         embeddings, labels = embeddings_of(batch, record.dim), batch.column("label").to_pylist()
         homes.append(anchors.assign(embeddings, labels, by_label=by_label))
         keys.append(np.asarray(batch.column("id")))
-        lengths.append(np.array([len(_encoded(path)) for path in batch.column("path").to_pylist()], np.int64))
+        width = max(width, _width(batch.column("path").to_pylist()))
     ids = np.concatenate([*keys, np.empty(0, np.int64)])
     lists = np.concatenate([*homes, np.empty(0, np.int32)])
-    sizes = np.concatenate([*lengths, np.empty(0, np.int64)])
     order = np.lexsort((ids, lists))
     place = np.empty_like(order)
     place[order] = np.arange(len(order))
-    bounds = np.concatenate([[0], np.cumsum(sizes[order])])
 
-    total = len(ids)
-    vectors = _new(folder, "vectors", (total, record.dim), np.float32)
-    norms = _new(folder, "norms", (total,), np.float32)
-    codes = _new(folder, "labels", (total,), np.int32)
-    letters = _new(folder, "path_bytes", (int(bounds[-1]),), np.uint8)
+    total, dim = len(ids), record.dim
+    vectors = _new(folder, "vectors", (total, dim), np.dtype(np.float32))
+    norms = _new(folder, "norms", (total,), np.dtype(np.float32))
+    labelled = _new(folder, "labels", (total,), np.dtype(np.int32))
+    paths = _new(folder, "paths", (total,), np.dtype(f"S{width}"))
+    arrays = [vectors, norms, labelled, paths]
+    narrow = PRECISIONS[precision]
+    if narrow is not None:
+        codes = _new(folder, "code_codes", (total, dim), np.dtype(narrow.dtype))
+        scales = _new(folder, "code_scales", (total,), np.dtype(np.float32))
+        lengths = _new(folder, "code_norms", (total,), np.dtype(np.float32))
+        # Subtracting the anchor costs digits too.
+        errors = np.sqrt(np.einsum("ij,ij->i", anchors.vectors, anchors.vectors)) * np.float32(2**-22)
+        nearest = np.zeros_like(errors)
+        arrays += [codes, scales, lengths]
     names: dict[str, int] = {}
+    long: dict[int, str] = {}
     seen = 0
     for batch in record.batches(["path", "label", "embedding"]):
-        embeddings = embeddings_of(batch, record.dim)
+        embeddings = embeddings_of(batch, dim)
         rows = place[seen : seen + len(embeddings)]
+        home = lists[seen : seen + len(embeddings)]
         seen += len(embeddings)
         vectors[rows] = embeddings
         norms[rows] = np.einsum("ij,ij->i", embeddings, embeddings)
         labels = batch.column("label").to_pylist()
-        codes[rows] = [names.setdefault(label, len(names)) if label is not None else -1 for label in labels]
-        for row, path in zip(rows.tolist(), batch.column("path").to_pylist(), strict=True):
-            blob = _encoded(path)
-            letters[bounds[row] : bounds[row + 1]] = np.frombuffer(blob, np.uint8)
+        labelled[rows] = [names.setdefault(label, len(names)) if label is not None else -1 for label in labels]
+        paths[rows], beyond = _cells(batch.column("path").to_pylist(), width)
+        long |= {int(rows[row]): path for row, path in beyond.items()}
+        if narrow is not None:
+            apart = embeddings - anchors.vectors[home]
+            code, scale = narrow.encode(apart)
+            codes[rows], scales[rows] = code, scale
+            lengths[rows], error = described(narrow, apart, code, scale)
+            np.maximum.at(nearest, home, error)
     if seen != total:
         raise GalleryError("The record changed while its lists were written.")
-    for array in (vectors, norms, codes, letters):
+    for array in arrays:
         if isinstance(array, np.memmap):
             array.flush()
     offsets = np.concatenate([[0], np.cumsum(np.bincount(lists, minlength=len(anchors)))])
-    for name, values in {
-        "ids": ids[order],
-        "path_bounds": bounds,
-        "offsets": offsets,
-        "anchors": anchors.vectors,
-    }.items():
+    whole = {"ids": ids[order], "offsets": offsets, "anchors": anchors.vectors}
+    if narrow is not None:
+        whole["code_errors"] = errors + nearest
+    for name, values in whole.items():
         np.save(folder / f"{name}.npy", values)
-    return list(names)
+    return {"precision": precision, "label_names": list(names), "long_paths": long}
 
 
-def _new(folder: Path, name: str, shape: tuple[int, ...], dtype: type) -> np.ndarray:
+def _new(folder: Path, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
     path = folder / f"{name}.npy"
     if 0 in shape:
         np.save(path, np.empty(shape, dtype))
         return np.empty(shape, dtype)
     return np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+
+
+def _width(paths: Sequence[str | None]) -> int:
+    return min(_PATH_WIDTH, max((len(_encoded(path)) for path in paths), default=1) or 1)
+
+
+def _cells(paths: Sequence[str | None], width: int) -> tuple[np.ndarray, dict[int, str]]:
+    """Paths as bytes of one width, and those that are longer, by row."""
+    blobs = [_encoded(path) for path in paths]
+    long = {row: paths[row] or "" for row, blob in enumerate(blobs) if len(blob) > width}
+    cells = np.array([b"" if len(blob) > width else blob for blob in blobs], dtype=f"S{width}")
+    return cells, long
 
 
 def _encoded(path: str | None) -> bytes:

@@ -3,31 +3,42 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from kedge.errors import ConfigError, PictureError
-from kedge.images import Preprocessing, list_pictures, read_picture
+from kedge.images import Preprocessing, fetch_picture, is_url, list_pictures, read_picture
 
-__all__ = ["Added", "Batch", "listed", "read_ahead"]
+__all__ = ["Batch", "Known", "is_text", "listed", "query_picture", "read_ahead", "thumbnail_of"]
+
+_AHEAD = 2
+"""So many batches are read while the encoder works on one."""
 
 
-class Added(list[int]):
-    """The ids of what was added; what was not, and why."""
+class Known(NamedTuple):
+    """An item that is there already."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.skipped: list[tuple[str, str]] = []
-        """Path and reason of every picture that could not be read."""
-        self.present = 0
-        """How many were there already."""
+    id: int
+    hash: str
+
+
+class _Read(NamedTuple):
+    """A picture; no picture and the reason; or neither, if it is there already."""
+
+    image: Tensor | None = None
+    hash: str = ""
+    thumbnail: bytes | None = None
+    reason: str = ""
 
 
 @dataclass
@@ -37,6 +48,7 @@ class Batch:
     rows: list[int] = field(default_factory=list)
     images: list[Tensor] = field(default_factory=list)
     hashes: list[str] = field(default_factory=list)
+    thumbnails: list[bytes | None] = field(default_factory=list)
     skipped: list[tuple[str, str]] = field(default_factory=list)
     present: int = 0
 
@@ -63,49 +75,84 @@ def listed(
 
 
 def read_ahead(
-    files: Sequence[Path], there: Mapping[str, tuple[int, str]], size: int, preprocessing: Preprocessing
-) -> Iterator[tuple[int, Batch]]:
-    """Batches of pictures as the encoder wants them; the next one is read while the last one is used."""
+    files: Sequence[Path], there: Mapping[str, Known], size: int, preprocessing: Preprocessing, thumbnails: int
+) -> Iterator[Batch]:
+    """Batches of pictures as the encoder wants them; the next ones are read while the last one is used."""
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
 
-    def read(start: int) -> Batch:
-        batch = Batch()
-        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-            found = pool.map(lambda file: _read(file, there.get(str(file)), preprocessing), files[start : start + size])
-            for row, (image, note) in enumerate(found):
-                if image is not None:
-                    batch.rows.append(row)
-                    batch.images.append(image)
-                    batch.hashes.append(note)
-                elif note:
-                    batch.skipped.append((str(files[start + row]), note))
-                else:
-                    batch.present += 1
-        return batch
+        def start(first: int) -> list[Future[_Read]]:
+            some = files[first : first + size]
+            return [pool.submit(_read, file, there.get(str(file)), preprocessing, thumbnails) for file in some]
 
-    with ThreadPoolExecutor(1) as ahead:
-        coming: deque[tuple[int, Future[Batch]]] = deque()
-        for start in range(0, len(files), size):
-            coming.append((start, ahead.submit(read, start)))
-            if len(coming) > 1:
-                first, batch = coming.popleft()
-                yield first, batch.result()
-        for last, batch in coming:
-            yield last, batch.result()
+        firsts = range(0, len(files), size)
+        coming = deque((first, start(first)) for first in firsts[:_AHEAD])
+        try:
+            for place in range(len(firsts)):
+                first, reading = coming.popleft()
+                batch = _gathered(first, files, [future.result() for future in reading])
+                if place + _AHEAD < len(firsts):
+                    coming.append((firsts[place + _AHEAD], start(firsts[place + _AHEAD])))
+                yield batch
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
-def _read(file: Path, known: tuple[int, str] | None, preprocessing: Preprocessing) -> tuple[Tensor | None, str]:
-    """The picture and its content hash; no picture and the reason; or neither, if it is there already."""
-    if str(file) != str(file).encode(errors="replace").decode():
-        return None, "its name is not valid text"
+def query_picture(query: Any, *, allow_url: bool) -> Any:
+    """What a model can embed, from what someone searches with."""
+    if isinstance(query, str) and is_url(query):
+        if not allow_url:
+            raise ConfigError(f"{query} is an address: say allow_url=True (--url) to have it fetched.")
+        return fetch_picture(query)
+    return read_picture(query) if isinstance(query, bytes) else query
+
+
+def is_text(name: str) -> bool:
+    """Whether a name can stand in the record: a file's may hold bytes that are no text."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def thumbnail_of(image: Image.Image, side: int) -> bytes:
+    """A small copy as JPEG."""
+    small = image.copy()
+    small.thumbnail((side, side))
+    stream = io.BytesIO()
+    small.save(stream, "JPEG", quality=82)
+    return stream.getvalue()
+
+
+def _gathered(first: int, files: Sequence[Path], found: Sequence[_Read]) -> Batch:
+    batch = Batch()
+    for row, one in enumerate(found, start=first):
+        if one.image is not None:
+            batch.rows.append(row)
+            batch.images.append(one.image)
+            batch.hashes.append(one.hash)
+            batch.thumbnails.append(one.thumbnail)
+        elif one.reason:
+            batch.skipped.append((str(files[row]), one.reason))
+        else:
+            batch.present += 1
+    return batch
+
+
+def _read(file: Path, known: Known | None, preprocessing: Preprocessing, thumbnails: int) -> _Read:
+    if not is_text(str(file)):
+        return _Read(reason="Its name is not valid UTF-8: rename it.")
     try:
         content = file.read_bytes()
     except OSError as error:
-        return None, error.strerror or str(error)
+        return _Read(reason=error.strerror or str(error))
     digest = hashlib.sha256(content).hexdigest()
-    if known is not None and known[1] == digest:
-        return None, ""
+    if known is not None and known.hash == digest:
+        return _Read()
     try:
-        # Resized here, in the reading threads: a full-size picture is far larger than what the encoder sees.
-        return torch.from_numpy(preprocessing.to_pixels(read_picture(content))), digest
+        picture = read_picture(content)
     except PictureError as error:
-        return None, str(error)
+        return _Read(reason=str(error))
+    # Resized here, in the reading threads: a full-size picture is far larger than what the encoder sees.
+    small = thumbnail_of(picture, thumbnails) if thumbnails else None
+    return _Read(torch.from_numpy(preprocessing.to_pixels(picture)), digest, small)

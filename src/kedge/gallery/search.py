@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
 
 from kedge.gallery.anchors import Anchors
 from kedge.gallery.lists import Lists
+from kedge.gallery.scan import Found, Slice, near, near_many
 
 __all__ = ["Hit", "Part", "Result", "Snapshot"]
 
 Masks = list["np.ndarray | None"]
 """Which rows of each part count; None: all."""
-
-_SLACK = 16
-"""So many more than asked are taken by the quick distance, and ordered by the exact one."""
 
 
 class Hit(NamedTuple):
@@ -30,22 +29,56 @@ class Hit(NamedTuple):
     anchor: str | None
 
 
-@dataclass(frozen=True)
+class Columns(NamedTuple):
+    """Hits, nearest first, a sequence for each of their fields."""
+
+    ids: Sequence[int]
+    paths: Sequence[str | None]
+    labels: Sequence[str | None]
+    distances: Sequence[float]
+    anchors: Sequence[str | None]
+
+
 class Result:
     """What a search found: iterate it for hits, nearest first."""
 
-    hits: list[Hit]
-    anchors: list[str | None]
-    """The anchors whose lists were looked at, nearest first."""
-    unknown: bool | None
-    """Whether the query is far from every anchor; None where the gallery was not calibrated."""
-    seconds: float
+    __slots__ = ("_columns", "_hits", "anchors", "seconds", "unknown")
+
+    def __init__(self, columns: Columns, anchors: list[str | None], unknown: bool | None, seconds: float) -> None:
+        self._columns = columns
+        self._hits: list[Hit] | None = None
+        self.anchors = anchors
+        """The anchors whose lists were looked at, nearest first."""
+        self.unknown = unknown
+        """Whether the query is far from every anchor; None where the gallery was not calibrated."""
+        self.seconds = seconds
+
+    @property
+    def hits(self) -> list[Hit]:
+        """The hits, nearest first."""
+        if self._hits is None:
+            # What Hit(*values) does, at half the price: a search makes hundreds.
+            self._hits = list(map(tuple.__new__, repeat(Hit), zip(*self._columns, strict=True)))
+        return self._hits
+
+    @property
+    def ids(self) -> list[int]:
+        """The ids of the hits."""
+        return list(self._columns.ids)
+
+    @property
+    def distances(self) -> list[float]:
+        """The distances of the hits."""
+        return list(self._columns.distances)
 
     def __iter__(self) -> Iterator[Hit]:
         return iter(self.hits)
 
     def __len__(self) -> int:
-        return len(self.hits)
+        return len(self._columns.ids)
+
+    def __repr__(self) -> str:
+        return f"Result({len(self)} hits, anchors={self.anchors}, unknown={self.unknown}, seconds={self.seconds:.3g})"
 
 
 @dataclass(frozen=True)
@@ -54,6 +87,10 @@ class Part:
 
     lists: Lists
     alive: np.ndarray | None = None
+
+
+_Some = tuple[Lists, Slice, Found]
+"""What was found in one list (or in all), and where."""
 
 
 @dataclass(frozen=True)
@@ -77,47 +114,59 @@ class Snapshot:
         return [row[: max(probes, count)] for row, count in zip(order, reached, strict=True)]
 
     def search(
-        self, queries: np.ndarray, k: int, probed: list[np.ndarray], masks: Masks, without: int | None = None
-    ) -> list[list[Hit]]:
-        """For each query the k nearest items in its lists that no mask leaves out."""
-        found = [
-            _candidates(part.lists, mask, queries, k, probed) for part, mask in zip(self.parts, masks, strict=True)
-        ]
-        return [self._ranked(query, k, [part[row] for part in found], without) for row, query in enumerate(queries)]
+        self, queries: np.ndarray, k: int, probed: list[np.ndarray] | None, masks: Masks, without: int | None = None
+    ) -> list[Columns]:
+        """For each query the k nearest items that no mask leaves out, in its lists or (None) in all of them."""
+        wanted = k if without is None else k + 1
+        found: list[list[_Some]] = [[] for _ in queries]
+        for part, mask in zip(self.parts, masks, strict=True):
+            lists = part.lists
+            for where, rows in _asked(lists, len(queries), probed):
+                if where.start == where.end:
+                    continue
+                if len(rows) == 1:
+                    found[rows[0]].append((lists, where, near(lists, where, queries[rows[0]], wanted, mask)))
+                    continue
+                for row, some in zip(rows, near_many(lists, where, queries[rows], wanted, mask), strict=True):
+                    found[row] += [(lists, where, one) for one in some]
+        return [self._ranked(one, k, without) for one in found]
 
-    def _ranked(self, query: np.ndarray, k: int, candidates: list[np.ndarray], without: int | None) -> list[Hit]:
-        """Candidates of all parts by their exact distance, ties by id."""
-        distances, ids = [], []
-        for part, rows in zip(self.parts, candidates, strict=True):
-            # By differences: |x|² − 2x·q loses digits near zero.
-            away = part.lists.vectors.take(rows, axis=0)
-            away -= query
-            distances.append(np.sqrt(np.einsum("ij,ij->i", away, away)))
-            ids.append(part.lists.ids.take(rows))
-        far = distances[0] if len(distances) == 1 else np.concatenate(distances)
-        who = ids[0] if len(ids) == 1 else np.concatenate(ids)
+    def _ranked(self, found: list[_Some], k: int, without: int | None) -> Columns:
+        """What was found in all parts by distance, ties by id."""
+        if len(found) == 1 and without is None:
+            lists, where, (rows, squares) = found[0]
+            # A list's rows stand in order of their ids; those of all lists do not.
+            if where.place is not None:
+                order = squares.argsort(kind="stable")[:k]
+            else:
+                order = np.lexsort((lists.ids.take(rows), squares))[:k]
+            return self._columns(lists, where, rows.take(order), squares.take(order))
+        ids = np.concatenate([*(lists.ids.take(one.rows + at.start) for lists, at, one in found), np.empty(0, int)])
+        squares = np.concatenate([*(one.squares for *_, one in found), np.empty(0, np.float32)])
+        order = np.lexsort((ids, squares))
         if without is not None:
-            far[who == without] = np.inf
-        order = np.lexsort((who, far))[:k]
-        if without is not None:
-            order = order[np.isfinite(far[order])]
-        if len(candidates) == 1:
-            return self._hits(self.parts[0].lists, candidates[0][order], who[order], far[order])
-        hits: list[Hit] = []
+            order = order[ids[order] != without]
+        order = order[:k]
+        table = np.empty((len(order), len(Columns._fields)), dtype=object)
         first = 0
-        for part, rows in zip(self.parts, candidates, strict=True):
-            spots = order[(order >= first) & (order < first + len(rows))]
-            hits += self._hits(part.lists, rows[spots - first], who[spots], far[spots])
+        for lists, where, (rows, some) in found:
+            ranks = np.flatnonzero((order >= first) & (order < first + len(rows)))
+            if len(ranks):
+                spots = order[ranks] - first
+                for field, values in enumerate(self._columns(lists, where, rows[spots], some[spots])):
+                    table[ranks, field] = values
             first += len(rows)
-        return sorted(hits, key=lambda hit: (hit.distance, hit.id))
+        return Columns(*table.T.tolist())
 
-    def _hits(self, lists: Lists, rows: np.ndarray, ids: np.ndarray, distances: np.ndarray) -> list[Hit]:
-        names = self.anchors.names
-        paths, labels, homes = lists.describe(rows)
-        columns = zip(ids.tolist(), paths, labels, distances.tolist(), [names[home] for home in homes], strict=True)
-        # What Hit(*values) does, at half the price: a search makes hundreds.
-        make = tuple.__new__
-        return [make(Hit, values) for values in columns]
+    def _columns(self, lists: Lists, where: Slice, rows: np.ndarray, squares: np.ndarray) -> Columns:
+        homes: Sequence[str | None]
+        if where.place is None:
+            places = lists.offsets.searchsorted(rows, side="right") - 1
+            homes = [self.anchors.names[home] for home in places.tolist()]
+        else:
+            homes = (self.anchors.names[where.place],) * len(rows)
+        ids, paths, labels = lists.describe(rows + where.start)
+        return Columns(ids, paths, labels, np.sqrt(squares).tolist(), homes)
 
     def _held(self, masks: Masks) -> np.ndarray:
         """How many items each list holds."""
@@ -129,34 +178,14 @@ class Snapshot:
         return held
 
 
-def _candidates(
-    lists: Lists, mask: np.ndarray | None, queries: np.ndarray, k: int, probed: list[np.ndarray]
-) -> list[np.ndarray]:
-    """Rows that may be among the k nearest, for each query; queries of one list share a matrix product."""
-    found: list[list[np.ndarray]] = [[] for _ in queries]
+def _asked(lists: Lists, queries: int, probed: list[np.ndarray] | None) -> Iterable[tuple[Slice, list[int]]]:
+    """Which queries look at which rows."""
+    if probed is None:
+        return [(Slice(None, 0, len(lists)), list(range(queries)))]
+    if queries == 1:
+        return [(lists.list_at(place), [0]) for place in probed[0].tolist()]
     askers: dict[int, list[int]] = {}
     for row, places in enumerate(probed):
         for place in places.tolist():
             askers.setdefault(place, []).append(row)
-    for place, rows in askers.items():
-        if place >= len(lists.offsets) - 1:
-            continue
-        start, end = int(lists.offsets[place]), int(lists.offsets[place + 1])
-        if start == end:
-            continue
-        asked = queries[rows[0]] if len(rows) == 1 else queries[rows].T
-        scores = lists.vectors[start:end] @ asked
-        scores *= -2
-        scores += lists.norms[start:end] if len(rows) == 1 else lists.norms[start:end, None]
-        for column, row in enumerate(rows):
-            found[row].append(_smallest(scores if len(rows) == 1 else scores[:, column], mask, k + _SLACK, start, end))
-    return [np.concatenate(parts) if parts else np.empty(0, np.int64) for parts in found]
-
-
-def _smallest(scores: np.ndarray, mask: np.ndarray | None, count: int, start: int, end: int) -> np.ndarray:
-    """The rows of the `count` smallest scores that the mask allows."""
-    allowed = None if mask is None else np.flatnonzero(mask[start:end])
-    if allowed is not None:
-        scores = scores[allowed]
-    chosen = np.argpartition(scores, count)[:count] if count < len(scores) else np.arange(len(scores))
-    return (chosen if allowed is None else allowed[chosen]) + start
+    return [(lists.list_at(place), rows) for place, rows in askers.items()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kedge.images.augmentation import Augmentation
+from kedge.images.fetching import fetch_picture, is_url
 from kedge.images.folder import EXTENSIONS, list_classes, list_pictures
 from kedge.images.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from kedge.images.reading import MAX_PIXELS, read_picture, to_rgb, upright
@@ -14,6 +15,8 @@ __all__ = [
     "MAX_PIXELS",
     "Augmentation",
     "Preprocessing",
+    "fetch_picture",
+    "is_url",
     "list_classes",
     "list_pictures",
     "read_picture",

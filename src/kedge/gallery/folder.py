@@ -1,0 +1,110 @@
+"""What a gallery's folder says of itself, and how one comes into being."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from kedge.errors import ConfigError, GalleryError
+from kedge.gallery.precision import PRECISIONS, Precision
+from kedge.gallery.record import Record
+from kedge.model import Model
+
+__all__ = ["About", "ListKind", "make_folder", "own_anchors", "read_about", "read_anchors"]
+
+FORMAT = 1
+KIND = "kedge-gallery"
+ListKind = Literal["label", "anchor"]
+
+
+@dataclass(frozen=True)
+class About:
+    """What was chosen when a gallery was made."""
+
+    dim: int
+    lists: ListKind
+    classes: Sequence[str]
+    model: str | None
+    """The fingerprint of the model that embeds its pictures."""
+    precision: Precision = "float32"
+    thumbnails: int = 0
+    """The longer side of the small copies that it keeps; 0: it keeps none."""
+
+
+def make_folder(path: Path, about: About, model: Model | None, learned: np.ndarray | None) -> None:
+    """An empty gallery: the whole of it or, after a kill, nothing in its place."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    making = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    making.mkdir()
+    try:
+        if model is not None:
+            model.save(making / "model")
+        elif learned is not None:
+            np.save(making / "anchors.npy", learned)
+        Record.create(making, about.dim)
+        written = {"kind": KIND, "format": FORMAT, **asdict(about)}
+        (making / "gallery.json").write_text(json.dumps(written, indent=2, ensure_ascii=False), encoding="utf-8")
+        making.rename(path)
+    finally:
+        shutil.rmtree(making, ignore_errors=True)
+
+
+def read_about(path: Path) -> About:
+    """What the folder of a gallery says of itself."""
+    file = path / "gallery.json"
+    if not path.exists():
+        raise GalleryError(f"There is no gallery {path}: check the path, or make one with Gallery.create.")
+    try:
+        about: Any = json.loads(file.read_bytes())
+    except FileNotFoundError as error:
+        raise GalleryError(f"{path} is no gallery: it holds no {file.name}.") from error
+    except (OSError, ValueError) as error:
+        raise GalleryError(f"{file} is damaged: it cannot be read as JSON.") from error
+    if not isinstance(about, dict) or about.pop("kind", None) != KIND:
+        raise GalleryError(f"{path} is no Kedge gallery.")
+    written = about.pop("format", 0)
+    if written > FORMAT:
+        raise GalleryError(f"{path} has format {written}, this Kedge reads up to {FORMAT}: upgrade Kedge.")
+    try:
+        found = About(**about)
+        if found.precision not in PRECISIONS:
+            raise ValueError(found.precision)
+    except (TypeError, ValueError) as error:
+        raise GalleryError(f"{file} is damaged: it does not say what a gallery must.") from error
+    return found
+
+
+def read_anchors(path: Path) -> np.ndarray | None:
+    """The anchors of a gallery without a model, if it was given any."""
+    file = path / "anchors.npy"
+    if not file.exists():
+        return None
+    try:
+        anchors: np.ndarray = np.load(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise GalleryError(f"{file} is damaged: it cannot be read.") from error
+    return anchors
+
+
+def own_anchors(
+    anchors: np.ndarray | None, classes: Sequence[str] | None, dim: int | None
+) -> tuple[np.ndarray | None, tuple[str, ...], int]:
+    """Anchors, class names and dimension of a gallery for vectors of one's own."""
+    if anchors is None:
+        if dim is None or dim < 1:
+            raise ConfigError("Give a model, anchors, or the dim of the vectors.")
+        return None, tuple(classes or ()), dim
+    matrix = np.asarray(anchors, dtype=np.float32)
+    if matrix.ndim != 2 or 0 in matrix.shape or not np.isfinite(matrix).all():
+        raise ConfigError(f"anchors must be a finite matrix, one row per class, found shape {matrix.shape}.")
+    names = tuple(classes) if classes is not None else tuple(map(str, range(len(matrix))))
+    if len(names) != len(matrix) or len(set(names)) < len(names):
+        raise ConfigError(f"classes must be {len(matrix)} different names, one per anchor.")
+    return matrix, names, matrix.shape[1]
