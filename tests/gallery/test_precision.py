@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -115,6 +117,16 @@ def test_alone_or_together_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert crew._alone_until > 1e8
     alone = gallery.search(items[0], 20)
     assert alone.hits == together.hits
+
+
+def test_beside_a_library_that_brings_the_same_symbols() -> None:
+    pytest.importorskip("usearch")
+    script = (
+        "import usearch.index, numpy as np; from kedge.gallery.crew import read_together; "
+        "print(read_together(np.ones((1, 4), np.float32), np.zeros((3, 4), np.float32), 'sqeuclidean', 'float32'))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.stdout == "[4. 4. 4.]\n", done.stderr
 
 
 def test_bad_precision(tmp_path: Path) -> None:

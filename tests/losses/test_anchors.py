@@ -56,6 +56,15 @@ def test_spread_directions_need_a_smaller_radius_than_drawn_ones() -> None:
     assert torch.equal(spread, start_anchors(100, 16))
 
 
+def test_very_many_anchors_keep_the_margin_without_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched = start_anchors(4200, 24)
+    monkeypatch.setattr("kedge.losses.anchors._SEARCH_AT_MOST", 0)
+    believed = start_anchors(4200, 24)
+    assert torch.pdist(believed.double()).min() >= 4.0
+    # Not by much more than it takes.
+    assert believed[0].norm() < 2 * searched[0].norm()
+
+
 def test_random_anchors_are_small_and_follow_the_generator() -> None:
     first = start_anchors(10, 4, init="random", generator=torch.Generator().manual_seed(3))
     again = start_anchors(10, 4, init="random", generator=torch.Generator().manual_seed(3))

@@ -9,6 +9,7 @@ from torch import Tensor
 from kedge.errors import ConfigError
 from kedge.losses import CAMLoss
 from kedge.losses.cam import minimum_norm, repeller
+from kedge.losses.repeller import _FEW
 
 # (classes, dim): fewer classes than dimensions, as many, more.
 SHAPES = [(4, 7), (6, 6), (9, 3), (23, 5)]
@@ -172,6 +173,43 @@ def test_predict_is_the_nearest_anchor() -> None:
     assert loss.predict(embeddings).tolist() == nearest
 
 
+def test_predict_in_parts_is_the_nearest_anchor_and_of_several_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    loss, embeddings, _ = example(23, 5)
+    whole = loss.predict(embeddings)
+    monkeypatch.setattr("kedge.losses.cam._POINTS", 3)
+    monkeypatch.setattr("kedge.losses.cam._ANCHORS", 4)
+    assert torch.equal(loss.predict(embeddings), whole)
+    twice = CAMLoss(46, 5).double()
+    twice.anchors.data.copy_(loss.anchors.data.repeat(2, 1))
+    assert torch.equal(twice.predict(embeddings), whole)
+    assert loss.predict(embeddings[:0]).shape == (0,)
+
+
+def test_the_sample_reaches_the_repeller_alone() -> None:
+    exact, embeddings, labels = example(23, 5)
+    sampled = CAMLoss(23, 5, repel_sample=4).double()
+    sampled.anchors.data.copy_(exact.anchors.data)
+    torch.manual_seed(0)
+    parts, estimated = exact.components(embeddings, labels), sampled.components(embeddings, labels)
+    assert estimated["repeller"] != parts["repeller"]
+    assert estimated["attractor"] == parts["attractor"]
+    assert estimated["minimum_norm"] == parts["minimum_norm"]
+    assert "repel_sample=4" in repr(sampled)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_minimum_norm_of_many_classes_equals_that_of_few(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    anchors = example(23, 5)[0].anchors.detach().to(dtype).requires_grad_()
+    anchors.data[7] = 0
+    few = torch.autograd.grad(minimum_norm(anchors, 1.0), anchors)[0]
+    monkeypatch.setitem(_FEW, "cpu", 0)
+    many = torch.autograd.grad(minimum_norm(anchors, 1.0), anchors)[0]
+    assert torch.equal(few, many)
+    assert many[7].norm().item() == pytest.approx(1.0)
+
+
 def test_bad_input() -> None:
     loss = CAMLoss(3, 4)
     points = torch.zeros(2, 4)
@@ -187,6 +225,9 @@ def test_bad_input() -> None:
         CAMLoss(3, 4, margin=0)
     with pytest.raises(ConfigError, match="min_norm"):
         CAMLoss(3, 4, min_norm=-1)
+    for wrong in (0, -1, 2.5, True, "all"):
+        with pytest.raises(ConfigError, match=r"repel_sample must be a whole number of at least 1, or null .* found"):
+            CAMLoss(3, 4, repel_sample=wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("distance", [1e-2, 1e-4, 1e-5, 1e-6])

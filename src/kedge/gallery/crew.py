@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
-from simsimd import cdist
 
 __all__ = ["Kernel", "read_together"]
 
@@ -22,6 +22,26 @@ _ALONE = 0.1
 """Seconds of working alone after the others kept everybody waiting."""
 
 _alone_until = 0.0
+
+
+def _load() -> Any:
+    """SimSIMD, bound to its own symbols.
+
+    Its successor NumKong, which usearch loads for the whole process, has symbols of the same names.
+    """
+    flags = sys.getdlopenflags() if hasattr(sys, "getdlopenflags") else None
+    try:
+        if flags is not None:
+            sys.setdlopenflags(flags | getattr(os, "RTLD_DEEPBIND", 0))
+        from simsimd import cdist
+
+        return cdist
+    finally:
+        if flags is not None:
+            sys.setdlopenflags(flags)
+
+
+cdist = _load()
 
 
 def read_together(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kedge.images.augmentation import Augmentation
+from kedge.images.augmentation import Augmentation, Mixed, Mixing
 from kedge.images.fetching import fetch_picture, is_url
 from kedge.images.folder import EXTENSIONS, list_classes, list_pictures
 from kedge.images.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
@@ -14,6 +14,8 @@ __all__ = [
     "IMAGENET_STD",
     "MAX_PIXELS",
     "Augmentation",
+    "Mixed",
+    "Mixing",
     "Preprocessing",
     "fetch_picture",
     "is_url",

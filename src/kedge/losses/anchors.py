@@ -18,6 +18,10 @@ _RANDOM_SCALE = 0.01
 _SPREAD_STEPS = 200
 _SPREAD_AT_MOST = 4096
 """Beyond so many classes, directions stay as drawn: spreading them costs classes² per step."""
+_SEARCH_AT_MOST = 16384
+"""Beyond so many classes, not even the closest two are searched for."""
+_CHANCE = 1e-6
+"""How likely two of that many drawn directions may be closer than believed."""
 
 
 def start_anchors(
@@ -33,7 +37,7 @@ def start_anchors(
 
     `base` puts every two anchors at least 2·margin apart and every anchor at least `min_norm` from the origin:
     scaled base vectors, then the negative axes too, and for more than 2·dim classes a lattice (up to three
-    dimensions) or spread directions. `random` is a small Gaussian around the origin.
+    dimensions) or spread directions, drawn ones if there are very many. `random` is a small Gaussian around the origin.
 
     >>> start_anchors(2, 3, margin=1.0).tolist()
     [[1.4142135381698608, 0.0, 0.0], [0.0, 1.4142135381698608, 0.0]]
@@ -93,7 +97,12 @@ def _spread(num_classes: int, dim: int, *, margin: float, min_norm: float) -> Te
     directions = torch.nn.functional.normalize(torch.randn(num_classes, dim, generator=fixed), dim=1)
     if num_classes <= _SPREAD_AT_MOST:
         directions = _push_apart(directions)
-    closest = float(_smallest_distance(directions.double()))
+    if num_classes <= _SEARCH_AT_MOST:
+        closest = float(_smallest_distance(directions.double()))
+    else:
+        # A cosine above c has a probability of at most (1 − c²)^((dim − 1)/2) / 2, for each of classes²/2 pairs.
+        sine = (4 * _CHANCE / num_classes**2) ** (1 / (dim - 1))
+        closest = sine * math.sqrt(2 / (1 + math.sqrt(1 - sine**2)))
     radius = max(2 * margin / closest, min_norm)
     # A hair more than the margin asks, so that float32 rounding does not fall short of it.
     return directions * (radius * (1 + 1e-6))
@@ -118,8 +127,6 @@ def _smallest_distance(points: Tensor, block: int = 1024) -> Tensor:
     """The distance of the closest two rows, in row blocks of bounded memory."""
     smallest = points.new_tensor(math.inf)
     for start in range(0, len(points), block):
-        distances = torch.cdist(points[start : start + block], points)
-        rows = torch.arange(len(distances))
-        distances[rows, rows + start] = math.inf
+        distances = torch.cdist(points[start : start + block], points[start:]).fill_diagonal_(math.inf)
         smallest = torch.minimum(smallest, distances.min())
     return smallest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, ClassVar
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from kedge.errors import ConfigError
 
-__all__ = ["RetrievalLoss", "check_labels", "check_number", "check_switch", "in_full_precision"]
+__all__ = ["RetrievalLoss", "check_count", "check_labels", "check_number", "check_switch", "in_full_precision"]
 
 
 class RetrievalLoss(nn.Module):
@@ -28,9 +29,16 @@ class RetrievalLoss(nn.Module):
         """The parts of the loss by name; their sum is the loss."""
         raise NotImplementedError
 
+    def mixed_components(
+        self, embeddings: Tensor, labels: Tensor, others: Tensor, weights: Tensor
+    ) -> dict[str, Tensor]:
+        """The parts for mixed images: each a share `weights` of class `labels`, the rest of class `others`."""
+        del embeddings, labels, others, weights
+        raise ConfigError(f"The loss {self.name} takes no mixed images: set recipe.mixing.cutmix and .mixup to 0.")
+
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """The loss, a scalar."""
-        return torch.stack(list(self.components(embeddings, labels).values())).sum()
+        return functools.reduce(torch.add, self.components(embeddings, labels).values())
 
     def predict(self, embeddings: Tensor) -> Tensor | None:
         """The class of each embedding, or None where the loss knows no classes."""
@@ -52,6 +60,14 @@ def check_number(name: str, value: Any, *, least: float = 0.0, above: bool = Fal
     raise ConfigError(f"{name} must be a number {limit}, found {value!r}.")
 
 
+def check_count(name: str, value: Any, *, least: int = 1, otherwise: str = "") -> None:
+    """Refuse what is no whole number of at least `least`; `otherwise` says what else would do."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= least:
+        return
+    also = f", or {otherwise}" if otherwise else ""
+    raise ConfigError(f"{name} must be a whole number of at least {least}{also}, found {value!r}.")
+
+
 def check_switch(name: str, value: Any) -> None:
     """Refuse what is neither true nor false."""
     if not isinstance(value, bool):
@@ -59,7 +75,7 @@ def check_switch(name: str, value: Any) -> None:
 
 
 def check_labels(labels: Tensor, num_classes: int) -> None:
-    """Refuse labels outside 0 … num_classes - 1, where looking costs no wait for a GPU."""
+    """Refuse labels outside 0 … num_classes - 1 on the CPU; on a GPU, looking would mean to wait for it."""
     if labels.is_floating_point():
         raise ConfigError(f"labels must be integers, found {labels.dtype}.")
     if torch.compiler.is_compiling() or labels.device.type != "cpu" or labels.numel() == 0:

@@ -32,6 +32,19 @@ class CrossEntropyLoss(RetrievalLoss):
             value = nn.functional.cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
         return {"cross_entropy": value}
 
+    def mixed_components(
+        self, embeddings: Tensor, labels: Tensor, others: Tensor, weights: Tensor
+    ) -> dict[str, Tensor]:
+        """`cross_entropy` with both classes, by their shares."""
+        check_labels(labels, self.classifier.out_features)
+        with torch.autocast(embeddings.device.type, enabled=False):
+            logits = self.classifier(in_full_precision(embeddings))
+            own, other = (
+                nn.functional.cross_entropy(logits, one, label_smoothing=self.label_smoothing, reduction="none")
+                for one in (labels, others)
+            )
+        return {"cross_entropy": torch.lerp(other, own, weights.to(own.dtype)).mean()}
+
     @torch.no_grad()
     def predict(self, embeddings: Tensor) -> Tensor:
         """The class with the highest logit, for each embedding."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import io
 import time
@@ -45,12 +46,19 @@ class WholeCheckpoints(TorchCheckpointIO):
 class BestAndLast(Checkpoint):
     """Saves every epoch as the last one, and as the best one if no other had a better target metric.
 
-    Unlike the trainer's own, it saves the last epoch whether or not it is the best, and a run may be moved.
+    Unlike the trainer's own, it saves the last epoch whether or not it is the best, and a run may be moved. Epochs
+    that are shorter than saving them are saved now and then, so that training does not wait for the disk.
     """
+
+    SHARE = 0.05
+    """Of the time, saving may take so much."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.best: float | None = None
+        self._next = 0.0
+        self._waiting: dict[str, Any] | None = None
+        """The best epoch, where it is not on disk yet."""
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Save; the trainer calls this after everything else that belongs to the epoch."""
@@ -59,8 +67,16 @@ class BestAndLast(Checkpoint):
             value = trainer.callback_metrics[name].item()
             if self.best is None or (value > self.best if mode == "max" else value < self.best):
                 self.best = value
-                trainer.save_checkpoint(self.folder / BEST, weights_only=False)
+                self._waiting = copy.deepcopy(trainer._checkpoint_connector.dump_checkpoint(weights_only=False))
+        started = time.monotonic()
+        if started < self._next and trainer.current_epoch + 1 < (trainer.max_epochs or 0):
+            return
+        if self._waiting is not None:
+            trainer.strategy.save_checkpoint(self._waiting, self.folder / BEST)
+            self._waiting = None
         trainer.save_checkpoint(self.folder / LAST, weights_only=False)
+        ended = time.monotonic()
+        self._next = ended + (ended - started) / self.SHARE
 
     def state_dict(self) -> dict[str, Any]:
         """The best value so far."""

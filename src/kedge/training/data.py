@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,12 +12,17 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
-__all__ = ["Batch", "Examples", "TrainingData", "seed_of"]
+__all__ = ["Batch", "Examples", "Resident", "TrainingData", "fits_on", "seed_of"]
 
 Batch = tuple[Tensor, Tensor]
 
 _REFERENCE_AT_MOST = 10_000
 """So many training images serve as the gallery of the 1-NN target metric."""
+
+
+_SHARE = 0.5
+"""Of the device's free memory, so much may be taken by the training set; the network needs the rest."""
+_WORKERS = 8
 
 
 class Examples(Protocol):
@@ -41,6 +47,60 @@ class Features:
         return self.values[rows], self.labels[rows]
 
 
+@dataclass(frozen=True)
+class Resident:
+    """Examples that live on a device, and whose batches are put together there."""
+
+    values: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitems__(self, indices: Sequence[int]) -> Batch:
+        rows = torch.as_tensor(indices, device=self.values.device)
+        return self.values[rows], self.labels[rows]
+
+    @classmethod
+    def of(cls, examples: Examples, device: torch.device) -> Resident:
+        """A copy of all examples on `device`, made in steps."""
+        parts = []
+        for start in range(0, len(examples), 8192):
+            values, labels = examples.__getitems__(range(start, min(start + 8192, len(examples))))
+            parts.append((values.to(device, non_blocking=True), labels.to(device, non_blocking=True)))
+        return cls(torch.cat([values for values, _ in parts]), torch.cat([labels for _, labels in parts]))
+
+
+def fits_on(device: torch.device, examples: Sequence[Examples]) -> tuple[bool, str]:
+    """Whether examples can live on the device, and the figures that decide it."""
+    needed = sum(len(some) * some.__getitems__([0])[0].nbytes for some in examples if len(some))
+    free = torch.cuda.mem_get_info(device)[0]
+    figures = f"{needed / 2**30:.2f} GiB of pictures, {free / 2**30:.1f} GiB of GPU memory free"
+    return needed <= _SHARE * free, figures
+
+
+class DeviceBatches:
+    """Iterates over resident examples in the order of a sampler; what a `DataLoader` is to the trainer."""
+
+    batch_sampler = None
+    """The trainer looks for one beside the sampler."""
+
+    def __init__(self, examples: Resident, sampler: EpochOrder | range, batch_size: int, *, drop_last: bool) -> None:
+        self.examples, self.sampler = examples, sampler
+        self.batch_size, self.drop_last = batch_size, drop_last
+
+    def __len__(self) -> int:
+        whole = len(self.sampler) // self.batch_size
+        return whole if self.drop_last else -(-len(self.sampler) // self.batch_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        order = self.sampler.order() if isinstance(self.sampler, EpochOrder) else torch.tensor(self.sampler)
+        order = order.to(self.examples.values.device)
+        for place in range(len(self)):
+            rows = order[place * self.batch_size : (place + 1) * self.batch_size]
+            yield self.examples.values[rows], self.examples.labels[rows]
+
+
 def seed_of(*parts: int) -> int:
     """One seed from several numbers, far from that of any neighbour."""
     mixed = 0
@@ -62,39 +122,57 @@ class EpochOrder(Sampler[int]):
     def __len__(self) -> int:
         return self.size
 
-    def __iter__(self) -> Iterator[int]:
+    def order(self) -> Tensor:
+        """This epoch's permutation."""
         generator = torch.Generator().manual_seed(seed_of(self.seed, self.epoch))
-        yield from torch.randperm(self.size, generator=generator).tolist()
+        return torch.randperm(self.size, generator=generator)
+
+    def __iter__(self) -> Iterator[int]:
+        yield from self.order().tolist()
 
 
 class TrainingData(L.LightningDataModule):
     """Training batches, held-out batches and, where the target metric is 1-NN accuracy, its gallery."""
 
     def __init__(
-        self, train: Examples, held_out: Examples | None, *, batch_size: int, seed: int, with_reference: bool
+        self,
+        train: Examples,
+        held_out: Examples | None,
+        *,
+        batch_size: int,
+        seed: int,
+        with_reference: bool,
+        for_gpu: bool = False,
     ) -> None:
         super().__init__()
         self.train, self.held_out = train, held_out
         self.batch_size = min(batch_size, len(train))
         self.seed = seed
         self.with_reference = with_reference
+        self.for_gpu = for_gpu
 
-    def train_dataloader(self) -> DataLoader[Any]:
+    def train_dataloader(self) -> Iterable[Batch]:
         """Shuffled batches of one size."""
         order = EpochOrder(len(self.train), self.seed)
-        return self._loader(self.train, sampler=order, drop_last=True)
+        return self._batches(self.train, order, drop_last=True)
 
-    def val_dataloader(self) -> list[DataLoader[Any]]:
+    def val_dataloader(self) -> list[Iterable[Batch]]:
         """The held-out images, and behind them the gallery of the 1-NN metric."""
         if self.held_out is None:
             return []
-        loaders = [self._loader(self.held_out)]
+        loaders = [self._batches(self.held_out, range(len(self.held_out)))]
         if self.with_reference:
             step = -(-len(self.train) // _REFERENCE_AT_MOST)
-            loaders.append(self._loader(self.train, sampler=range(0, len(self.train), step)))
+            loaders.append(self._batches(self.train, range(0, len(self.train), step)))
         return loaders
 
-    def _loader(self, examples: Examples, **options: Any) -> DataLoader[Any]:
+    def _batches(self, examples: Examples, order: EpochOrder | range, *, drop_last: bool = False) -> Iterable[Batch]:
+        if isinstance(examples, Resident):
+            return DeviceBatches(examples, order, self.batch_size, drop_last=drop_last)
+        options: dict[str, Any] = {"sampler": order, "drop_last": drop_last}
+        if self.for_gpu:
+            workers = min(_WORKERS, os.cpu_count() or 1)
+            options |= {"num_workers": workers, "pin_memory": True, "persistent_workers": True, "prefetch_factor": 4}
         # Whole batches come from __getitems__, so there is nothing left to collate.
         return DataLoader(examples, batch_size=self.batch_size, collate_fn=_as_is, **options)  # type: ignore[arg-type]
 

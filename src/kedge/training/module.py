@@ -38,8 +38,11 @@ class RetrievalTraining(L.LightningModule):
         held_out: bool,
         few_shot: bool = False,
         seed: int = 0,
+        forward: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         super().__init__()
+        # In a tuple, so that a compiled network is no second submodule with the same weights.
+        self._forward = (network if forward is None else forward,)
         self.network = network
         self.loss = loss
         self.recipe = recipe
@@ -52,7 +55,7 @@ class RetrievalTraining(L.LightningModule):
         self.loss_scale = recipe.loss_scale if bounded else 1.0
         self.knows_classes = type(loss).predict is not RetrievalLoss.predict
         self._head_parameters = list(head.parameters())
-        self._augmenting = torch.Generator()
+        self._chance = torch.Generator()
         self._totals: dict[str, Tensor] = {}
         self._steps = 0
         self._warned = False
@@ -70,15 +73,25 @@ class RetrievalTraining(L.LightningModule):
     def on_train_epoch_start(self) -> None:
         """Restart every source of chance from seed and epoch, so that a resumed run repeats the epoch."""
         torch.manual_seed(seed_of(self.seed, self.current_epoch, 1))
-        self._augmenting.manual_seed(seed_of(self.seed, self.current_epoch, 2))
+        # On the device itself: numbers drawn elsewhere would have to be waited for.
+        self._chance = torch.Generator(self.device).manual_seed(seed_of(self.seed, self.current_epoch, 2))
         self._totals, self._steps = {}, 0
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """One batch: augment, embed, compare with the anchors."""
         del batch_idx
+        if self._forward[0] is not self.network:
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         inputs, labels = batch
-        embeddings = self.network(self.prepare(inputs, self._augmenting))
-        parts = self.loss.components(embeddings, labels)
+        images = self.prepare(inputs, self._chance)
+        mixing = self.recipe.mixing
+        if mixing.cutmix or mixing.mixup:
+            mixed = mixing(images, self._chance)
+            embeddings = self._forward[0](mixed.images)
+            parts = self.loss.mixed_components(embeddings, labels, labels[mixed.partners], mixed.weights)
+        else:
+            embeddings = self._forward[0](images)
+            parts = self.loss.components(embeddings, labels)
         total = torch.stack(list(parts.values())).sum()
         self._count({"loss": total, **parts}, embeddings)
         if total.device.type == "cpu" and not torch.isfinite(total):
@@ -193,8 +206,9 @@ class RetrievalTraining(L.LightningModule):
         ]
         groups = [group for group in groups if group["params"]]
         optimizer: torch.optim.Optimizer
+        fused = self.device.type == "cuda"
         if wanted.name == "adam":
-            optimizer = torch.optim.Adam(groups, lr=wanted.lr, weight_decay=wanted.weight_decay)
+            optimizer = torch.optim.Adam(groups, lr=wanted.lr, weight_decay=wanted.weight_decay, fused=fused)
         else:
             optimizer = torch.optim.SGD(
                 groups,
@@ -202,6 +216,7 @@ class RetrievalTraining(L.LightningModule):
                 momentum=wanted.momentum,
                 nesterov=wanted.momentum > 0,
                 weight_decay=wanted.weight_decay,
+                fused=fused,
             )
         return self._with_schedule(optimizer)
 

@@ -6,7 +6,7 @@ import errno
 import json
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
@@ -29,7 +29,8 @@ from kedge.images import IMAGENET_MEAN, IMAGENET_STD, Augmentation, Preprocessin
 from kedge.losses import RetrievalLoss
 from kedge.model import Model
 from kedge.training.callbacks import BEST, LAST, BestAndLast, History, TrainingProgress, WholeCheckpoints
-from kedge.training.data import Examples, TrainingData
+from kedge.training.compiling import AUTO, compiled
+from kedge.training.data import Examples, Resident, TrainingData, fits_on
 from kedge.training.features import cached_features, class_means
 from kedge.training.module import RetrievalTraining
 from kedge.training.settings import Settings
@@ -93,21 +94,25 @@ class _Run:
         # A GPU's convolutions want the channels last.
         self.layout = torch.channels_last if self.device.type == "cuda" else torch.contiguous_format
         self.encoder.to(memory_format=self.layout)
+        self._changed: Callable[[Tensor, Tensor], Tensor] = self._change
 
     def train(self, *, resume: bool = False) -> Model:
         """Fit, then save the best epoch as a model."""
         self._report()
         data = self._data()
+        network = self.encoder.head if self.recipe.freeze else self.encoder
+        prepare = _as_they_are if self.recipe.freeze else self._prepare
         module = RetrievalTraining(
-            self.encoder.head if self.recipe.freeze else self.encoder,
+            network,
             self.loss,
             self.recipe,
-            _as_they_are if self.recipe.freeze else self._prepare,
+            prepare,
             head=self.encoder.head,
             bounded=self.encoder.head_kind == "bounded",
             held_out=self.held_out is not None,
             few_shot=self.split.shots is not None,
             seed=self.settings.seed,
+            forward=self._compiled(data) if self._compiles else None,
         )
         if not any(parameter.requires_grad for parameter in module.parameters()):
             raise ConfigError("Nothing is left to train: with a frozen encoder this loss needs encoder.head=linear.")
@@ -170,18 +175,65 @@ class _Run:
             train = cached_features(self.folder / "features/train.safetensors", self.pictures, *parts)
             if self.held_out is not None:
                 held_out = cached_features(self.folder / "features/held_out.safetensors", self.held_out, *parts)
+        if self._goes_to_the_device([train] if held_out is None else [train, held_out]):
+            train = Resident.of(train, self.device)
+            held_out = None if held_out is None else Resident.of(held_out, self.device)
         return TrainingData(
             train,
             held_out,
             batch_size=self.recipe.batch_size,
             seed=self.settings.seed,
             with_reference=type(self.loss).predict is RetrievalLoss.predict,
+            for_gpu=self.device.type == "cuda",
         )
+
+    def _goes_to_the_device(self, examples: list[Examples]) -> bool:
+        """Whether the pictures live on the device; says so, and why."""
+        wanted = self.settings.trainer.data
+        if wanted == "auto" and self.device.type == "cpu":
+            return False  # a loader would read from the same memory
+        fits, why = (wanted == "device", f"trainer.data={wanted}")
+        if wanted == "auto":
+            fits, why = fits_on(self.device, examples)
+        where = "live on the device" if fits else "are read ahead from the host"
+        _console.print(f"The training pictures {where} ({why}).")
+        return fits
+
+    @property
+    def _compiles(self) -> bool:
+        wanted = self.settings.trainer.compile
+        if wanted == "auto":
+            return self.device.type == "cuda" and not self.recipe.freeze
+        return wanted != "off"
+
+    def _compiled(self, data: TrainingData) -> Callable[[Tensor], Tensor]:
+        wanted = self.settings.trainer.compile
+        self.encoder.to(self.device)
+        inputs, _ = data.train.__getitems__(range(data.batch_size))
+        inputs, chance = inputs.to(self.device), torch.Generator(self.device)
+        draws = self._augmentation.draw(len(inputs), chance, self.device)
+        autocast = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(self._precision)
+        _console.print("Compiling the network …")
+        mode = AUTO if wanted == "auto" else wanted
+        fast = compiled(self.encoder, self._change, (inputs, draws), mode, autocast=autocast)
+        self._changed = fast.change
+        _console.print(f"The network was compiled ({mode}) in {fast.seconds:.0f} s.")
+        return fast.network
+
+    @property
+    def _precision(self) -> str:
+        wanted = self.settings.trainer.precision
+        if wanted == "auto":
+            return "bf16-mixed" if self.device.type == "cuda" else "32-true"
+        return wanted
 
     def _prepare(self, pixels: Tensor, generator: torch.Generator | None) -> Tensor:
         if generator is None:
             return self.preprocessing.normalise(pixels)
-        images = self._augmentation(pixels, generator)
+        return self._changed(pixels, self._augmentation.draw(len(pixels), generator, pixels.device))
+
+    def _change(self, pixels: Tensor, draws: Tensor) -> Tensor:
+        images = self._augmentation.apply(pixels, draws)
         images = self.preprocessing.standardise(self.preprocessing.fit(images))
         return images.contiguous(memory_format=self.layout)
 
@@ -205,9 +257,7 @@ class _Run:
     def _trainer(self) -> L.Trainer:
         wanted = self.settings.trainer
         on_gpu = self.device.type == "cuda"
-        precision: Any = wanted.precision
-        if precision == "auto":
-            precision = "bf16-mixed" if on_gpu else "32-true"
+        precision: Any = self._precision
         loggers: list[Logger] = []
         if find_spec("tensorboard") is not None:
             loggers.append(TensorBoardLogger(self.folder, name="", version="tensorboard"))

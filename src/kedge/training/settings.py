@@ -10,11 +10,13 @@ from typing import Any, TypeVar, get_args, get_type_hints
 from omegaconf import OmegaConf
 
 from kedge.errors import ConfigError
-from kedge.images import Augmentation
+from kedge.images import Augmentation, Mixing
 
-__all__ = ["Optimizer", "Recipe", "Schedule", "Settings", "Split", "Trainer"]
+__all__ = ["COMPILE_MODES", "Optimizer", "Recipe", "Schedule", "Settings", "Split", "Trainer"]
 
 T = TypeVar("T")
+
+COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a word", type(None): "null"}
 
@@ -67,6 +69,7 @@ class Recipe:
     loss_scale: float = 1.0
     schedule: Schedule = field(default_factory=Schedule)
     augmentation: Augmentation = field(default_factory=Augmentation)
+    mixing: Mixing = field(default_factory=Mixing)
     standardise: bool = False
     size: int | None = None
 
@@ -101,8 +104,12 @@ class Trainer:
     accelerator: str = "auto"
     precision: str = "auto"
     deterministic: bool = False
+    data: str = "auto"
+    compile: str = "auto"
 
     def __post_init__(self) -> None:
+        _one_of("trainer.data", self.data, ("auto", "device", "host"))
+        _one_of("trainer.compile", self.compile, ("auto", "off", *COMPILE_MODES))
         _one_of("trainer.accelerator", self.accelerator, ("auto", "cpu", "gpu"))
         _one_of("trainer.precision", self.precision, ("auto", "32-true", "bf16-mixed", "16-mixed"))
 

@@ -1,0 +1,123 @@
+"""What training does for a GPU, as far as it can be seen without one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from kedge.datasets import Pictures
+from kedge.training import train
+from kedge.training.callbacks import BestAndLast
+from kedge.training.compiling import compiled
+from kedge.training.data import Resident, TrainingData, fits_on
+
+
+def pictures(count: int = 23) -> Pictures:
+    chance = np.random.default_rng(0)
+    return Pictures(chance.integers(0, 256, (count, 3, 8, 8), dtype=np.uint8), chance.integers(0, 4, count))
+
+
+def test_batches_of_resident_pictures_are_those_of_a_loader() -> None:
+    read, there = (
+        TrainingData(some, some, batch_size=5, seed=3, with_reference=True)
+        for some in (pictures(), Resident.of(pictures(), torch.device("cpu")))
+    )
+    for epoch in (0, 4):
+        loaders: list[Any] = [data.train_dataloader() for data in (read, there)]
+        for loader in loaders:
+            loader.sampler.set_epoch(epoch)
+        assert len(loaders[0]) == len(loaders[1]) == 4
+        for expected, found in zip(*loaders, strict=True):
+            assert torch.equal(expected[0], found[0])
+            assert torch.equal(expected[1], found[1])
+    for one, other in zip(read.val_dataloader(), there.val_dataloader(), strict=True):
+        for expected, found in zip(one, other, strict=True):
+            assert torch.equal(expected[0], found[0])
+            assert torch.equal(expected[1], found[1])
+
+
+def test_where_the_pictures_live_changes_nothing(tiny: list[str], tmp_path: Path) -> None:
+    found = [train(overrides=[*tiny, f"trainer.data={where}"], folder=tmp_path / where) for where in ("host", "device")]
+    weights = [model.encoder.state_dict() for model in found]
+    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_too_many_pictures_stay_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = torch.device("cuda")
+    assert fits_on(device, [pictures()])[0]
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (pictures().images.nbytes, 0))
+    assert not fits_on(device, [pictures()])[0]
+
+
+class Noisy(nn.Module):
+    """Keeps statistics and uses chance."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.layers(values)
+        return result
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_trying_a_compiled_network_leaves_no_trace(works: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = Noisy()
+    calls: list[str | None] = []
+
+    def compile_(module: Any, mode: str | None, **_: object) -> Any:
+        calls.append(mode)
+
+        def forward(*values: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = module(*values)
+            if not works:
+                raise RuntimeError("no compiler here\nand more lines")
+            return result
+
+        return forward
+
+    monkeypatch.setattr(torch, "compile", compile_)
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    chance = torch.get_rng_state()
+    batch = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
+    draws = torch.zeros(6, 4)
+    if works:
+        fast = compiled(network, torch.add, (batch, draws), "default", autocast=None)
+        assert fast.network is not network
+        assert fast.seconds >= 0
+    else:
+        with pytest.warns(UserWarning, match=r"trains as it is, more slowly: no compiler here$"):
+            fast = compiled(network, torch.add, (batch, draws), "max-autotune", autocast=torch.bfloat16)
+        assert (fast.network, fast.change) == (network, torch.add)
+    assert calls == [None if works else "max-autotune", None]
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+    assert all(parameter.grad is None for parameter in network.parameters())
+    assert torch.equal(torch.get_rng_state(), chance)
+
+
+def test_short_epochs_are_saved_now_and_then(tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(overrides=[*tiny, "recipe.epochs=4"], folder=tmp_path / "all")
+    monkeypatch.setattr(BestAndLast, "SHARE", 1e-9)
+    saved: list[int] = []
+    real = BestAndLast.on_train_epoch_end
+
+    def watched(self: BestAndLast, trainer: Any, module: Any) -> None:
+        last = tmp_path / "few/checkpoints/last.ckpt"
+        before = last.stat().st_mtime_ns if last.exists() else 0
+        real(self, trainer, module)
+        if last.stat().st_mtime_ns != before:
+            saved.append(trainer.current_epoch)
+
+    monkeypatch.setattr(BestAndLast, "on_train_epoch_end", watched)
+    train(overrides=[*tiny, "recipe.epochs=4"], folder=tmp_path / "few")
+    assert saved == [0, 3]
+    best = [torch.load(tmp_path / run / "checkpoints/best.ckpt", weights_only=True) for run in ("all", "few")]
+    assert best[0]["epoch"] == best[1]["epoch"]
+    assert all(torch.equal(value, best[1]["state_dict"][name]) for name, value in best[0]["state_dict"].items())
