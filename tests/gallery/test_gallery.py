@@ -205,3 +205,34 @@ def test_bad_input(gallery: Gallery, tmp_path: Path) -> None:
     (gallery.path / "gallery.json").write_text(about.replace('"format": 1', '"format": 7'))
     with pytest.raises(GalleryError, match="has format 7, this Kedge reads up to 1"):
         Gallery.open(gallery.path)
+
+
+def test_anchors_in_any_memory_order(tmp_path: Path) -> None:
+    anchors = np.asfortranarray(vectors(4, seed=9))
+    gallery = Gallery.create(tmp_path / "g", anchors=anchors, lists="anchor")
+    gallery.add_embeddings(vectors(20))
+    for opened in (gallery, Gallery.open(gallery.path)):
+        assert opened.search(vectors(20)[3], k=1).hits[0].id == 3
+
+
+def test_no_queries(gallery: Gallery) -> None:
+    gallery.add_embeddings(vectors(5))
+    assert gallery.search_embeddings(np.empty((0, DIM))) == []
+    assert gallery.search_embeddings(np.empty((0, DIM)), method="brute_force") == []
+
+
+def test_vectors_too_large_for_their_squares(gallery: Gallery) -> None:
+    with pytest.raises(ConfigError, match=r"vectors must be below 1.7e\+17, found 1.0e\+30: scale them"):
+        gallery.add_embeddings(np.full((1, DIM), 1e30))
+    gallery.add_embeddings(np.full((1, DIM), 1e17))
+    assert gallery.search(np.full(DIM, 1e17), k=1, probes=4).distances == [0]
+
+
+def test_metadata_that_someone_else_added(gallery: Gallery) -> None:
+    gallery.add_embeddings(vectors(2))
+    before = gallery.versions()[-1].number
+    Gallery.open(gallery.path).add_embeddings(vectors(1), metadata={"price": [3]})
+    assert gallery.item(2).metadata == {"price": 3}
+    assert gallery.item(0).metadata == {"price": None}
+    Gallery.open(gallery.path).restore(before)
+    assert gallery.item(0).metadata == {}

@@ -230,3 +230,20 @@ def test_another_model_is_named(gallery: Gallery) -> None:
     with pytest.raises(ConfigError, match=f"made with the model {own.fingerprint}, found {other.fingerprint}"):
         Gallery.open(gallery.path, other)
     assert Gallery.open(gallery.path, own).model is own
+
+
+def test_an_interrupted_commit_is_not_repeated(gallery: Gallery, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = type(gallery._record).commit
+
+    def interrupted(*arguments: object) -> None:
+        commit(*arguments)  # type: ignore[arg-type]
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(gallery._record), "commit", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            index_folder(gallery, photos)
+    kept = len(rows(gallery))
+    assert 0 < kept < 9
+    assert len(index_folder(gallery, photos)) == 9 - kept
+    assert len(rows(gallery)) == 9

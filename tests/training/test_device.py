@@ -121,3 +121,16 @@ def test_short_epochs_are_saved_now_and_then(tiny: list[str], tmp_path: Path, mo
     best = [torch.load(tmp_path / run / "checkpoints/best.ckpt", weights_only=True) for run in ("all", "few")]
     assert best[0]["epoch"] == best[1]["epoch"]
     assert all(torch.equal(value, best[1]["state_dict"][name]) for name, value in best[0]["state_dict"].items())
+
+
+def test_a_loader_with_workers_waits_for_the_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    data = TrainingData(pictures(), None, batch_size=5, seed=3, with_reference=False, for_gpu=True)
+    plain = TrainingData(pictures(), None, batch_size=5, seed=3, with_reference=False)
+    loaders: list[Any] = [data.train_dataloader(), plain.train_dataloader()]
+    iterators = [iter(loader) for loader in loaders]
+    for loader in loaders:
+        loader.sampler.set_epoch(2)
+    for found, expected in zip(*iterators, strict=True):
+        assert torch.equal(found[1], expected[1])
+        assert torch.equal(found[0], expected[0])

@@ -63,12 +63,14 @@ class Adding:
 
         def commit() -> None:
             nonlocal waiting
-            if pending:
-                self._record.commit(pending)
-            self._record.delete(outdated)
+            # Forgotten first: what is interrupted here must not be written a second time.
+            rows, old = pending[:], outdated[:]
             pending.clear()
             outdated.clear()
             waiting = 0
+            if rows:
+                self._record.commit(rows)
+            self._record.delete(old)
 
         try:
             for batch in read_ahead(files, there, _BATCH, self._model.preprocessing, self._thumbnails):

@@ -87,7 +87,8 @@ def settle_anchors(record: Record, learned: np.ndarray | None, classes: Sequence
     count = 0 if learned is None else len(learned)
     if vectors:
         known: tuple[str | None, ...] = tuple(classes[:count])
-        return Anchors(np.concatenate(vectors).astype(np.float32), (*known, *names), count)
+        together = np.ascontiguousarray(np.concatenate(vectors), dtype=np.float32)
+        return Anchors(together, (*known, *names), count)
     centres = _centres(record)
     return Anchors(centres, (None,) * len(centres), 0)
 

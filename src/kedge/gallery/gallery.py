@@ -28,6 +28,8 @@ __all__ = ["Gallery", "Item", "Method"]
 
 Method = Literal["two_stage", "brute_force"]
 _WAIT_SECONDS = 10.0
+_LARGEST = 1e18
+"""The squares of larger lengths have no room in single precision."""
 
 
 class Item(NamedTuple):
@@ -142,6 +144,7 @@ class Gallery:
 
     def item(self, id: int) -> Item:
         """What the gallery knows of one item."""
+        self._record.refresh()
         columns = ["path", "label", *self._record.metadata_columns]
         [row] = self._rows(id, columns).to_pylist()
         return Item(id, row.pop("path"), row.pop("label"), row)
@@ -343,10 +346,13 @@ class Gallery:
         if matrix.ndim != 2 or matrix.shape[1] != self.dim:
             shape = " × ".join(map(str, matrix.shape))
             raise ConfigError(f"vectors must be N × {self.dim}, as this gallery holds, found {shape}.")
-        # One number tells that all are finite; only where it is not, each is asked.
-        if not np.isfinite(np.vdot(matrix, matrix)) and not np.isfinite(matrix).all():
-            row = int(np.flatnonzero(~np.isfinite(matrix).all(axis=1))[0])
-            raise ConfigError(f"vectors must be finite, found NaN or infinity in row {row}.")
+        # One number tells that all are fine; only where it does not, each is asked.
+        if not np.vdot(matrix, matrix) < _LARGEST**2:
+            if not np.isfinite(matrix).all():
+                row = int(np.flatnonzero(~np.isfinite(matrix).all(axis=1))[0])
+                raise ConfigError(f"vectors must be finite, found NaN or infinity in row {row}.")
+            if (largest := float(np.abs(matrix).max())) > _LARGEST / self.dim:
+                raise ConfigError(f"vectors must be below {_LARGEST / self.dim:.1e}, found {largest:.1e}: scale them.")
         return matrix
 
     @contextmanager

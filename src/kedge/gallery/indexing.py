@@ -26,7 +26,7 @@ def index_folder(gallery: Gallery, folder: str | Path, *, progress: Callable[[Ad
     files, labels = listed(existing_folder(folder), None)
     if not files:
         raise DataError(f"{folder} holds no pictures: give the folder that holds them.")
-    seen = Added(len(files))
+    seen: Added | None = None
 
     def report(added: Added) -> None:
         nonlocal seen
@@ -37,7 +37,8 @@ def index_folder(gallery: Gallery, folder: str | Path, *, progress: Callable[[Ad
     try:
         added = gallery.add(files, labels, commit_every=_STEP, progress=report)
     finally:
-        _tell_unreadable(gallery.path / UNREADABLE, seen.skipped)
+        if seen is not None:
+            _tell_unreadable(gallery.path / UNREADABLE, seen.skipped)
     gallery.optimize()
     return added
 

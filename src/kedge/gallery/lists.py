@@ -171,7 +171,8 @@ def _load(folder: Path, header: dict[str, Any]) -> tuple[Lists, Anchors]:
     def mapped(name: str) -> np.ndarray:
         return np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r"))
 
-    anchors = Anchors(np.load(folder / "anchors.npy"), tuple(header["names"]), int(header["learned"]))
+    vectors = np.ascontiguousarray(np.load(folder / "anchors.npy"))
+    anchors = Anchors(vectors, tuple(header["names"]), int(header["learned"]))
     narrow = PRECISIONS[header["precision"]]
     codes = None
     if narrow is not None:
@@ -254,7 +255,12 @@ def _new(folder: Path, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) 
     if 0 in shape:
         np.save(path, np.empty(shape, dtype))
         return np.empty(shape, dtype)
-    return np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+    array = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+    if hasattr(os, "posix_fallocate"):
+        # Room for all of it now: a full disk would otherwise end the process at some later assignment.
+        with path.open("r+b") as stream:
+            os.posix_fallocate(stream.fileno(), 0, path.stat().st_size)
+    return array
 
 
 def _width(paths: Sequence[str | None]) -> int:

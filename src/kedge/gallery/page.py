@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from html import escape
 from pathlib import Path
 
+from kedge.errors import ConfigError
 from kedge.gallery.gallery import Gallery
 from kedge.gallery.html import frame, picture, text
 from kedge.gallery.search import Hit, Result
@@ -73,7 +75,10 @@ def _hit(gallery: Gallery, rank: int, hit: Hit, wanted: str | None) -> str:
     kind = "label same" if wanted is not None and hit.label == wanted else "label"
     label = f'<span class="{kind}">{text(hit.label)}</span>' if hit.label is not None else "<span></span>"
     name = Path(hit.path).name if hit.path is not None else ""
-    kept = gallery.thumbnail(hit.id) if gallery.thumbnails else None
+    kept = None
+    if gallery.thumbnails:
+        with suppress(ConfigError):  # it may be gone by now
+            kept = gallery.thumbnail(hit.id)
     return (
         f"<li><figure>{_linked(hit.path, _HIT_SIDE, kept)}<figcaption>"
         f'<div class="row">{label}<span class="distance" title="distance">{hit.distance:.3g}</span></div>'

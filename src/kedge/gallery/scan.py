@@ -56,7 +56,8 @@ def near_many(lists: Lists, where: Slice, queries: np.ndarray, k: int, mask: np.
     """The nearest rows of each of several queries, which share a matrix product."""
     place, first, last = where
     found: list[list[Found]] = [[] for _ in queries]
-    step = max(1, _BLOCK // len(queries))
+    # Codes are widened to numbers before they are multiplied.
+    step = max(1, _BLOCK // (len(queries) if lists.codes is None else max(len(queries), lists.vectors.shape[1])))
     for start in range(first, last, step):
         end = min(last, start + step)
         if lists.codes is None or place is None:

@@ -122,7 +122,7 @@ class Snapshot:
         for part, mask in zip(self.parts, masks, strict=True):
             lists = part.lists
             for where, rows in _asked(lists, len(queries), probed):
-                if where.start == where.end:
+                if where.start == where.end or not rows:
                     continue
                 if len(rows) == 1:
                     found[rows[0]].append((lists, where, near(lists, where, queries[rows[0]], wanted, mask)))

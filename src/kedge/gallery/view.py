@@ -66,7 +66,8 @@ class View:
 
     def look_again(self) -> None:
         """Ask the record at the next call, however soon it comes: something was written here."""
-        self._looked = -math.inf
+        with self._mutex:
+            self._looked = -math.inf
 
     def write_lists(self, record: Record) -> None:
         """Write the lists for what `record` holds now. Whoever calls must hold the gallery's lock."""

@@ -79,6 +79,24 @@ def fits_on(device: torch.device, examples: Sequence[Examples]) -> tuple[bool, s
     return needed <= _SHARE * free, figures
 
 
+class HostBatches:
+    """A loader that starts reading when its first batch is asked for.
+
+    One with workers starts as soon as the trainer takes hold of it, before it knows which epoch is resumed.
+    """
+
+    batch_sampler = None
+
+    def __init__(self, loader: DataLoader[Any], sampler: EpochOrder | range) -> None:
+        self.loader, self.sampler = loader, sampler
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Batch]:
+        yield from self.loader
+
+
 class DeviceBatches:
     """Iterates over resident examples in the order of a sampler; what a `DataLoader` is to the trainer."""
 
@@ -174,7 +192,8 @@ class TrainingData(L.LightningDataModule):
             workers = min(_WORKERS, os.cpu_count() or 1)
             options |= {"num_workers": workers, "pin_memory": True, "persistent_workers": True, "prefetch_factor": 4}
         # Whole batches come from __getitems__, so there is nothing left to collate.
-        return DataLoader(examples, batch_size=self.batch_size, collate_fn=_as_is, **options)  # type: ignore[arg-type]
+        loader: DataLoader[Any] = DataLoader(examples, self.batch_size, collate_fn=_as_is, **options)  # type: ignore[arg-type]
+        return HostBatches(loader, order)
 
 
 def _as_is(batch: Batch) -> Batch:

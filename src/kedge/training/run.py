@@ -202,9 +202,9 @@ class _Run:
     @property
     def _compiles(self) -> bool:
         wanted = self.settings.trainer.compile
-        if wanted == "auto":
-            return self.device.type == "cuda" and not self.recipe.freeze
-        return wanted != "off"
+        if self.recipe.freeze or wanted == "off":
+            return False
+        return wanted != "auto" or self.device.type == "cuda"
 
     def _compiled(self, data: TrainingData) -> Callable[[Tensor], Tensor]:
         wanted = self.settings.trainer.compile
@@ -217,7 +217,8 @@ class _Run:
         mode = AUTO if wanted == "auto" else wanted
         fast = compiled(self.encoder, self._change, (inputs, draws), mode, autocast=autocast)
         self._changed = fast.change
-        _console.print(f"The network was compiled ({mode}) in {fast.seconds:.0f} s.")
+        if fast.network is not self.encoder:
+            _console.print(f"The network was compiled ({mode}) in {fast.seconds:.0f} s.")
         return fast.network
 
     @property
