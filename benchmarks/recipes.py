@@ -1,9 +1,10 @@
-"""Trains and evaluates with several sets of overrides at once, each a `kedge train` of its own.
+"""Trains and evaluates with several sets of overrides, each a `kedge train` and a `kedge evaluate` of its own.
 
-    python benchmarks/recipes.py DATA.npz --name NAME --run kedge recipe=kedge --run paper recipe=paper
+    python benchmarks/recipes.py DATA.npz --name NAME --run kedge recipe=kedge --run paper recipe=paper [--jobs 2]
 
-`--held-out` leaves the test set alone and reports the target metric on the held-out images: choose with that, then
-evaluate what was chosen once. Results go to benchmarks/results/NAME.json.
+`--held-out` leaves the test set alone and asks with the held-out images instead: choose with that, then evaluate what
+was chosen once. Results go to benchmarks/results/NAME.json, a run as soon as it ends. A `{0..2}` in a run's name and
+overrides stands for one run each.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import re
 import subprocess
 import sys
 import tempfile
-import time
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -29,57 +32,63 @@ def main() -> None:
     parser.add_argument("--name", required=True, help="name of the result file")
     parser.add_argument("--run", nargs="+", action="append", required=True, metavar=("NAME", "OVERRIDE"))
     parser.add_argument("--held-out", action="store_true", help="do not look at the test set")
+    parser.add_argument("--jobs", type=int, default=1, help="runs side by side")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     common = ["dataset=arrays", f"dataset.path={arguments.data.resolve()}"]
-    with tempfile.TemporaryDirectory() as scratch:
-        runs = {name: Path(scratch, name) for name, *_ in arguments.run}
-        overrides = {name: given for name, *given in arguments.run}
-        started = time.monotonic()
-        processes = {name: start(runs[name], [*common, *overrides[name]]) for name in runs}
-        seconds = {}
-        while len(seconds) < len(processes):
-            for name, process in processes.items():
-                if name not in seconds and process.poll() is not None:
-                    seconds[name] = round(time.monotonic() - started, 1)
-            time.sleep(0.2)
-        results = [
-            collect(name, runs[name], overrides[name], seconds[name], test=not arguments.held_out) for name in runs
-        ]
-    record = {"runs": results, "side_by_side": len(results), "machine": describe()}
+    runs = [each for run in arguments.run for each in spread(run)]
     arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / f"{arguments.name}.json").write_text(json.dumps(record, indent=1) + "\n")
+    path, found, lock = arguments.out / f"{arguments.name}.json", {}, threading.Lock()
+
+    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(arguments.jobs) as pool:
+
+        def one(run: list[str]) -> None:
+            name, *overrides = run
+            result = trained(name, Path(scratch, name), common, overrides, held_out=arguments.held_out)
+            with lock:
+                found[name] = result
+                ordered = [found[name] for name, *_ in runs if name in found]
+                record = {"runs": ordered, "side_by_side": arguments.jobs, "machine": describe()}
+                path.write_text(json.dumps(record, indent=1) + "\n")
+
+        list(pool.map(one, runs))
 
 
-def start(folder: Path, overrides: list[str]) -> subprocess.Popen[bytes]:
-    log = folder.with_suffix(".log").open("wb")
-    command = [sys.executable, "-m", "kedge", "train", *overrides, f"hydra.run.dir={folder}"]
-    return subprocess.Popen(command, stdout=log, stderr=log)
+def spread(run: list[str]) -> list[list[str]]:
+    """`name-{0..2} seed={0..2}` as three runs."""
+    ranges = {match for word in run for match in re.findall(r"{(\d+)\.\.(\d+)}", word)}
+    if not ranges:
+        return [run]
+    first, last = map(int, ranges.pop())
+    return [[re.sub(r"{\d+\.\.\d+}", str(number), word) for word in run] for number in range(first, last + 1)]
 
 
-def collect(name: str, folder: Path, overrides: list[str], seconds: float, *, test: bool) -> dict[str, Any]:
-    if not (folder / "model").exists():
-        print(name, "failed:", folder.with_suffix(".log").read_text()[-2000:])
-        return {"name": name, "overrides": overrides, "failed": True}
-    with (folder / "history.csv").open(newline="") as file:
-        history = list(csv.DictReader(file))
-    target = next((column for column in history[-1] if column.startswith("val/")), None)
+def trained(name: str, folder: Path, common: list[str], overrides: list[str], *, held_out: bool) -> dict[str, Any]:
     found: dict[str, Any] = {
         "name": name,
         "command": " ".join(["kedge train dataset=arrays dataset.path=DATA.npz", *overrides]),
-        "overrides": overrides,
-        "train_seconds": seconds,
-        "seconds_per_epoch": round(sum(float(row["seconds"]) for row in history) / len(history), 2),
     }
+    log = folder.with_suffix(".log")
+    with log.open("wb") as stream:
+        train = [sys.executable, "-m", "kedge", "train", *common, *overrides, f"hydra.run.dir={folder}"]
+        subprocess.run(train, stdout=stream, stderr=stream)
+    if not (folder / "model").exists():
+        print(name, "failed:", log.read_text()[-2000:], flush=True)
+        return found | {"failed": log.read_text().strip().splitlines()[-1]}
+    with (folder / "history.csv").open(newline="") as file:
+        history = list(csv.DictReader(file))
+    target = next((column for column in history[-1] if column.startswith("val/")), None)
+    found["epochs"] = len(history)
+    found["seconds_of_epochs"] = round(sum(float(row["seconds"]) for row in history), 1)
+    found["said"] = [line for line in log.read_text().splitlines() if re.search("ompil|mean of the anchors", line)]
     if target is not None:
-        found["target"] = target
-        found["best_held_out"] = max(float(row[target]) for row in history)
-        found["held_out"] = [round(float(row[target]), 4) for row in history]
-    if test:
-        evaluate = [sys.executable, "-m", "kedge", "evaluate", str(folder)]
-        subprocess.run(evaluate, check=True, stdout=subprocess.DEVNULL)
-        found["metrics"] = json.loads((folder / "metrics.json").read_text())
-    print(json.dumps({key: value for key, value in found.items() if key != "held_out"}))
+        found["target"] = {target: [round(float(row[target]), 4) for row in history]}
+    evaluate = [sys.executable, "-m", "kedge", "evaluate", str(folder), *(["--held-out"] if held_out else [])]
+    subprocess.run(evaluate, check=True, stdout=subprocess.DEVNULL)
+    metrics = json.loads((folder / ("held_out.json" if held_out else "metrics.json")).read_text())
+    found["held_out" if held_out else "test"] = metrics
+    shown = {column: round(metrics[column]["mAP"], 4) for column in ("label_lists", "brute_force", "anchor_lists")}
+    print(name, json.dumps(shown | {"seconds_of_epochs": found["seconds_of_epochs"]}), found["said"], flush=True)
     return found
 
 

@@ -5,10 +5,12 @@
 
 DATA.npz holds 32 × 32 pictures (x_train, y_train, x_test, y_test, classes). For each network:
 
-- kedge: `kedge train recipe=kedge` from the second epoch on, with augmentation, statistics, history, checkpoints;
+- kedge: `kedge train recipe=kedge` from the second epoch on, with augmentation, validation, history, checkpoints;
 - bare: the same network, loss and optimiser on one batch that never changes, in its fastest way to be compiled;
-- usual: crop and flip as torchvision transforms on 16 worker processes, eager in bfloat16;
+- usual: the same augmentation as torchvision transforms on 16 worker processes, eager in bfloat16;
 - usual, ProxyAnchor: the same with pytorch-metric-learning's loss, where that is installed.
+
+All get ready side by side (most of the time goes into compiling) and are then timed one by one.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,12 +32,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from kedge.config.compose import compose
 from kedge.encoders import build_encoder
 from kedge.losses import CAMLoss
 from machine import describe
 
 RESULTS = Path(__file__).parent / "results" / "train_throughput.json"
-MODES = ("default", "reduce-overhead", "max-autotune-no-cudagraphs")
+MODES = ("default", "reduce-overhead")
 WORKERS = 16
 
 
@@ -44,20 +48,20 @@ class Case(NamedTuple):
     encoder: str
     batch: int
     size: int
-    shots: int
-    """Pictures per class, so that an epoch takes a second or more."""
     epochs: int
     steps: int
     """Of the rivals."""
+    shots: int | None = None
+    """Pictures per class; all of them if None."""
 
 
 CASES = {
-    "resnet18-512": Case("resnet18", 512, 32, 450, 8, 100),
-    "resnet18-2048": Case("resnet18", 2048, 32, 450, 8, 40),
-    "resnet50-512": Case("resnet50", 512, 32, 450, 4, 40),
-    "swin_t-224": Case("swin_t", 128, 224, 40, 3, 30),
+    "resnet18-512": Case("resnet18", 512, 32, 8, 100),
+    "resnet18-2048": Case("resnet18", 2048, 32, 8, 30),
+    "resnet50-512": Case("resnet50", 512, 32, 4, 50),
+    "swin_t-224": Case("swin_t", 128, 224, 2, 50),
 }
-QUICK = {"resnet10-64": Case("resnet10", 64, 32, 10, 3, 3)}
+QUICK = {"resnet10-64": Case("resnet10", 64, 32, 3, 3, 10)}
 
 
 def main() -> None:
@@ -69,14 +73,25 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
     cases = QUICK if given.quick else {name: CASES[name] for name in given.only or CASES}
+    modes = ["default"] if given.quick else given.modes
+    rivals: dict[tuple[str, str], Waiting] = {}
+    for name, case in cases.items():
+        for mode in modes:
+            rivals[name, mode] = Waiting(bare, case, given.data, mode)
+        for label, loss in {"usual": "cam", "usual, ProxyAnchor": "proxy"}.items():
+            rivals[name, label] = Waiting(usual, case, given.data, loss)
+    with ThreadPoolExecutor() as pool:  # a first epoch each, so that what is compiled lies in the cache
+        list(pool.map(lambda case: kedge_train(case._replace(epochs=1), given.data), cases.values()))
+    for rival in rivals.values():
+        rival.prepared()
+    times = {key: rival.timed() for key, rival in rivals.items()}
     rows = {}
     for name, case in cases.items():
         found: dict[str, Any] = {"kedge": kedge_train(case, given.data)}
-        tries = {mode: apart(bare, case, mode) for mode in (["default"] if given.quick else given.modes)}
-        found["bare"] = max((speed for speed in tries.values() if speed), default=None)
-        found["bare_modes"] = tries
-        for label, loss in {"usual": "cam", "usual, ProxyAnchor": "proxy"}.items():
-            found[label] = apart(usual, case, given.data, loss)
+        found["bare_modes"] = {mode: times[name, mode] for mode in modes}
+        found["bare"] = max((speed for speed in found["bare_modes"].values() if speed), default=None)
+        for label in ("usual", "usual, ProxyAnchor"):
+            found[label] = times[name, label]
         for rival in ("bare", "usual", "usual, ProxyAnchor"):
             if found[rival]:
                 found[f"kedge / {rival}"] = round(found["kedge"] / found[rival], 3)
@@ -92,7 +107,7 @@ def kedge_train(case: Case, data: Path) -> float:
     overrides = [
         *("dataset=arrays", f"dataset.path={data.resolve()}", f"encoder={case.encoder}", "recipe=kedge"),
         *(f"recipe.batch_size={case.batch}", f"recipe.epochs={case.epochs}", f"recipe.size={case.size}"),
-        *("encoder.weights=null", f"split.shots={case.shots}", "split.holdout=0.1"),
+        *("encoder.weights=null", f"split.shots={case.shots or 'null'}", "split.holdout=0.1"),
     ]
     with tempfile.TemporaryDirectory() as scratch:
         run = Path(scratch, "run")
@@ -104,17 +119,43 @@ def kedge_train(case: Case, data: Path) -> float:
         with (run / "history.csv").open(newline="") as file:
             rows = list(csv.DictReader(file))
     steps = int(rows[-1]["step"]) - int(rows[0]["step"])
-    return round(steps * case.batch / sum(float(row["seconds"]) for row in rows[1:]), 1)
+    return round(steps * case.batch / sum(float(row["seconds"]) for row in rows[1:]), 1) if steps else 0.0
 
 
-def apart(measure: Callable[..., float], *arguments: Any) -> float | None:
-    """In a process of its own, so that nobody inherits memory, caches or settings; None where it failed."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
+class Waiting:
+    """A rival in a process of its own, so that nobody inherits memory, caches or settings; ready to be timed."""
+
+    def __init__(self, rival: Callable[..., Callable[[], None]], case: Case, data: Path, way: str) -> None:
+        self.name = rival.__name__, case.encoder, case.batch, way
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        # Not a daemon: loaders have workers of their own.
+        self.process = context.Process(target=waiting, args=(theirs, rival, case, data, way))
+        self.process.start()
+        theirs.close()
+
+    def prepared(self) -> None:
+        """Returns when it is ready or has failed."""
+        self.pipe.poll(None)
+
+    def timed(self) -> float | None:
+        """Images per second, or None where it failed."""
         try:
-            return round(pool.apply(measure, arguments), 1)
-        except Exception as error:  # one rival's failure is no reason to lose the others' figures
-            print(measure.__name__, arguments, "failed:", (str(error).splitlines() or [type(error).__name__])[0])
+            self.pipe.recv()
+            self.pipe.send("go")
+            return float(self.pipe.recv())
+        except EOFError:
+            print(*self.name, "failed: see above", flush=True)
             return None
+        finally:
+            self.process.join()
+
+
+def waiting(pipe: Any, rival: Callable[..., Callable[[], None]], case: Case, data: Path, way: str) -> None:
+    one = rival(case, data, way)
+    pipe.send("ready")
+    pipe.recv()
+    pipe.send(round(timed(one, case), 1))
 
 
 def step_of(case: Case, loss_name: str, mode: str | None) -> Callable[[Tensor, Tensor], None]:
@@ -132,11 +173,17 @@ def step_of(case: Case, loss_name: str, mode: str | None) -> Callable[[Tensor, T
     parameters = [*network.parameters(), *loss.parameters()]
     fused = device.type == "cuda"
     optimizer = torch.optim.SGD(parameters, 0.01, 0.9, nesterov=True, weight_decay=5e-4, fused=fused)
-    forward: Any = network if mode is None else torch.compile(network, mode=None if mode == "default" else mode)
+
+    def plain(images: Tensor, labels: Tensor) -> Tensor:
+        value: Tensor = loss(network(images), labels)
+        return value
+
+    forward: Any = plain if mode is None else torch.compile(plain, mode=None if mode == "default" else mode)
 
     def step(images: Tensor, labels: Tensor) -> None:
+        torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         with torch.autocast(device.type, torch.bfloat16):
-            value = loss(forward(images), labels)
+            value = forward(images, labels)
         optimizer.zero_grad(set_to_none=True)
         value.backward()
         optimizer.step()
@@ -144,23 +191,27 @@ def step_of(case: Case, loss_name: str, mode: str | None) -> Callable[[Tensor, T
     return step
 
 
-def bare(case: Case, mode: str) -> float:
+def bare(case: Case, data: Path, mode: str) -> Callable[[], None]:
     """On one batch that never changes."""
+    del data
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     step = step_of(case, "cam", mode)
     images = torch.rand(case.batch, 3, case.size, case.size, device=device).to(memory_format=torch.channels_last)
     labels = torch.randint(100, (case.batch,), device=device)
     for _ in range(5):
         step(images, labels)
-    return timed(lambda: step(images, labels), case)
+    return lambda: step(images, labels)
 
 
-def usual(case: Case, data: Path, loss_name: str) -> float:
+def usual(case: Case, data: Path, loss_name: str) -> Callable[[], None]:
     """Torchvision transforms in worker processes, eager."""
+    from torchvision.transforms import v2
+
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     step = step_of(case, loss_name, None)
+    recipe = compose([f"encoder={case.encoder}", "recipe=kedge"]).recipe
     loader = torch.utils.data.DataLoader(
-        Pictures(data, case.size),
+        Pictures(data, case.size, recipe.augmentation),
         case.batch,
         shuffle=True,
         drop_last=True,
@@ -169,32 +220,37 @@ def usual(case: Case, data: Path, loss_name: str) -> float:
         persistent_workers=True,
     )
     batches = endless(loader)
+    mix = v2.RandomApply([v2.CutMix(num_classes=100)], p=recipe.mixing.cutmix)
 
     def one() -> None:
         images, labels = next(batches)
         images = images.to(device, non_blocking=True).to(memory_format=torch.channels_last)
-        step(images, labels.to(device, non_blocking=True))
+        labels = labels.to(device, non_blocking=True)
+        step(mix(images, labels)[0], labels)
 
-    for _ in range(10):
-        one()
-    return timed(one, case)
+    images = torch.rand(case.batch, 3, case.size, case.size, device=device).to(memory_format=torch.channels_last)
+    for _ in range(5):
+        step(images, torch.arange(case.batch, device=device) % 100)
+    return one
 
 
 class Pictures(torch.utils.data.Dataset[tuple[Tensor, int]]):
-    """The training pictures with recipe `kedge`'s augmentation, one at a time."""
+    """The training pictures with the recipe's augmentation, one at a time."""
 
-    def __init__(self, data: Path, size: int) -> None:
+    def __init__(self, data: Path, size: int, wanted: Any) -> None:
         from torchvision.transforms import v2
 
         with np.load(data) as arrays:
             self.images, self.labels = arrays["x_train"], arrays["y_train"].astype(np.int64)
-        resize = [v2.Resize(size)] if size != self.images.shape[1] else []
+        if self.images.shape[1] == 3:
+            self.images = np.ascontiguousarray(self.images.transpose(0, 2, 3, 1))
         self.change = v2.Compose(
             [
                 v2.ToImage(),
-                v2.RandomCrop(32, padding=4),
+                v2.RandomCrop(32, padding=wanted.crop_padding),
                 v2.RandomHorizontalFlip(),
-                *resize,
+                *([v2.TrivialAugmentWide()] if wanted.trivial else []),
+                *([v2.Resize(size)] if size != self.images.shape[1] else []),
                 v2.ToDtype(torch.float32, scale=True),
             ]
         )
@@ -212,8 +268,10 @@ def endless(loader: Any) -> Iterator[Any]:
 
 
 def timed(one: Callable[[], None], case: Case) -> float:
-    """Images per second over all steps of a case."""
+    """Images per second over all steps of a case, after a few that are not counted."""
     wait = torch.cuda.synchronize if torch.cuda.is_available() else (lambda: None)
+    for _ in range(10):
+        one()
     wait()
     started = time.perf_counter()
     for _ in range(case.steps):

@@ -11,10 +11,14 @@ import torch
 from torch import nn
 
 from kedge.datasets import Pictures
+from kedge.encoders import build_encoder
+from kedge.images import Augmentation, Mixing
+from kedge.losses import CAMLoss, CrossEntropyLoss, RetrievalLoss
 from kedge.training import train
 from kedge.training.callbacks import BestAndLast
 from kedge.training.compiling import compiled
 from kedge.training.data import Resident, TrainingData, fits_on
+from kedge.training.step import Prepare, Step
 
 
 def pictures(count: int = 23) -> Pictures:
@@ -67,16 +71,24 @@ class Noisy(nn.Module):
         return result
 
 
+def noisy_step(loss: RetrievalLoss) -> Step:
+    prepare = Prepare(lambda count, chance, _: torch.rand(count, 4, generator=chance), torch.add, nn.Identity())
+    return Step(Noisy(), loss, prepare, Mixing())
+
+
 @pytest.mark.parametrize("works", [True, False])
-def test_trying_a_compiled_network_leaves_no_trace(works: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    network = Noisy()
+@pytest.mark.parametrize("loss", [CAMLoss(3, 4), CAMLoss(3, 4, repel_sample=2), CrossEntropyLoss(3, 4)], ids=str)
+def test_trying_a_compiled_step_leaves_no_trace(
+    works: bool, loss: RetrievalLoss, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = noisy_step(loss)
     calls: list[str | None] = []
 
     def compile_(module: Any, mode: str | None, **_: object) -> Any:
         calls.append(mode)
 
-        def forward(*values: torch.Tensor) -> torch.Tensor:
-            result: torch.Tensor = module(*values)
+        def forward(*values: Any) -> Any:
+            result = module(*values)
             if not works:
                 raise RuntimeError("no compiler here\nand more lines")
             return result
@@ -84,22 +96,55 @@ def test_trying_a_compiled_network_leaves_no_trace(works: bool, monkeypatch: pyt
         return forward
 
     monkeypatch.setattr(torch, "compile", compile_)
-    before = {name: value.clone() for name, value in network.state_dict().items()}
+    before = {name: value.clone() for name, value in step.state_dict().items()}
     chance = torch.get_rng_state()
-    batch = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
-    draws = torch.zeros(6, 4)
+    inputs = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
+    batch = inputs, torch.arange(6) % 3, step.draw(inputs, torch.Generator().manual_seed(2))
     if works:
-        fast = compiled(network, torch.add, (batch, draws), "default", autocast=None)
-        assert fast.network is not network
+        fast = compiled(step, batch, "default", autocast=None)
+        assert fast.forward is not step
         assert fast.seconds >= 0
     else:
         with pytest.warns(UserWarning, match=r"trains as it is, more slowly: no compiler here$"):
-            fast = compiled(network, torch.add, (batch, draws), "max-autotune", autocast=torch.bfloat16)
-        assert (fast.network, fast.change) == (network, torch.add)
-    assert calls == [None if works else "max-autotune", None]
-    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
-    assert all(parameter.grad is None for parameter in network.parameters())
+            fast = compiled(step, batch, "max-autotune", autocast=torch.bfloat16)
+        assert fast.forward is step
+    assert calls == [None if works else "max-autotune"]
+    assert all(torch.equal(value, before[name]) for name, value in step.state_dict().items())
+    assert all(parameter.grad is None for parameter in step.parameters())
     assert torch.equal(torch.get_rng_state(), chance)
+
+
+@pytest.mark.parametrize("mixing", [Mixing(), Mixing(cutmix=0.5)])
+def test_a_compiled_step_is_one_graph_with_the_same_outcome(mixing: Mixing) -> None:
+    torch.manual_seed(0)
+    encoder = build_encoder("resnet10", dim=8, head="bounded", image_size=16)
+    augmentation = Augmentation(cutout=4, trivial=True)
+    step = Step(encoder, CAMLoss(3, 8), Prepare(augmentation.draw, augmentation.apply, nn.Identity()), mixing)
+    inputs, labels = torch.randint(0, 256, (6, 3, 16, 16), dtype=torch.uint8), torch.arange(6) % 3
+    draws = step.draw(inputs, torch.Generator().manual_seed(2))
+    traced = torch.compile(step, backend="aot_eager", fullgraph=True)
+    found, expected = traced(inputs, labels, draws), step(inputs, labels, draws)
+    assert found.names == expected.names == ("loss", "attractor", "repeller", "minimum_norm", "_spread")
+    torch.testing.assert_close(found.counted, expected.counted)
+    gradients = [torch.autograd.grad(one.loss, list(step.parameters())) for one in (found, expected)]
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+def test_mixing_ends_when_the_recipe_says_so(tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shares: list[float] = []
+    real = Step.compare
+
+    def watched(self: Step, embedded: Any, labels: Any) -> Any:
+        shares.append(embedded.mixed[1].mean().item())
+        return real(self, embedded, labels)
+
+    monkeypatch.setattr(Step, "compare", watched)
+    mixing = ["recipe.epochs=4", "recipe.mixing.cutmix=1.0", "recipe.mixing_until=0.5"]
+    train(overrides=[*tiny, *mixing], folder=tmp_path / "run")
+    steps = len(shares) // 4
+    assert all(share < 1 for share in shares[: 2 * steps])
+    assert shares[2 * steps :] == [1.0] * 2 * steps
 
 
 def test_short_epochs_are_saved_now_and_then(tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

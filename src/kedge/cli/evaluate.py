@@ -21,17 +21,24 @@ def evaluate(
         list[str] | None, typer.Argument(help="Another dataset: dataset=svhn, or dataset.path=…")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Where metrics.json goes; by default into the run.")] = None,
+    held_out: Annotated[
+        bool,
+        typer.Option("--held-out", help="Ask with the held-out pictures, and leave the test pictures alone."),
+    ] = False,
 ) -> None:
     """Search the training pictures with the test pictures, and write metrics.json."""
     from rich.console import Console
 
-    from kedge.config.compose import dataset_of
+    from kedge.config.compose import dataset_of, held_out_of
+    from kedge.errors import ConfigError
     from kedge.evaluation import evaluate as measure
     from kedge.model import Model
 
     model = Model.load(run)
-    report = measure(model, dataset_of(run, overrides or []))
-    path = out or run / "metrics.json"
+    if held_out and overrides:
+        raise ConfigError("The held-out pictures are those of the run's own dataset: leave out the overrides.")
+    report = measure(model, held_out_of(run) if held_out else dataset_of(run, overrides or []))
+    path = out or run / ("held_out.json" if held_out else "metrics.json")
     report.save(path)
     Console().print(report)
     typer.echo(f"Written to {path}.")

@@ -9,6 +9,7 @@ import re
 import sys
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ __all__ = [
     "compose",
     "dataset_of",
     "expand",
+    "held_out_of",
     "load_config",
     "loss_class",
 ]
@@ -101,6 +103,18 @@ def dataset_of(run: str | Path, overrides: Sequence[str] = ()) -> Any:
             "on: train again, or name the pictures to measure on with dataset=…"
         )
     return dataset
+
+
+def held_out_of(run: str | Path) -> Any:
+    """The dataset of a run with its held-out pictures in place of the test pictures, for choosing between runs."""
+    from kedge.datasets import divide
+
+    dataset = dataset_of(run)
+    split = load_config(Path(run) / CONFIG).split
+    train, held_out = divide(dataset.train, split.holdout, split.shots, split.seed)
+    if held_out is None:
+        raise ConfigError(f"{run} held no pictures out (split.holdout=0).")
+    return replace(dataset, train=train, test=held_out)
 
 
 def build(node: Any, **arguments: Any) -> Any:

@@ -8,7 +8,7 @@ from kedge.datasets.cifar100 import cifar100
 from kedge.datasets.folder import folder
 from kedge.datasets.food101 import food101
 from kedge.datasets.sample import sample
-from kedge.datasets.splits import few_shot, hold_out, shot_counts
+from kedge.datasets.splits import divide, few_shot, hold_out, shot_counts
 from kedge.datasets.svhn import svhn
 from kedge.datasets.tiny_imagenet import tiny_imagenet
 
@@ -17,6 +17,7 @@ __all__ = [
     "Pictures",
     "arrays",
     "cifar100",
+    "divide",
     "few_shot",
     "folder",
     "food101",

@@ -6,9 +6,18 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from kedge.datasets.base import Pictures
 from kedge.errors import ConfigError
 
-__all__ = ["few_shot", "hold_out", "shot_counts"]
+__all__ = ["divide", "few_shot", "hold_out", "shot_counts"]
+
+
+def divide(train: Pictures, holdout: float, shots: int | None, seed: int = 0) -> tuple[Pictures, Pictures | None]:
+    """The pictures that are trained on (with `shots`, so many of each class), and those held out, if any."""
+    rows, kept = hold_out(train.labels, holdout, seed)
+    if shots is not None:
+        rows = rows[few_shot(train.labels[rows], shots, seed)]
+    return train.subset(rows), train.subset(kept) if len(kept) else None
 
 
 def hold_out(labels: np.ndarray, fraction: float = 0.1, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

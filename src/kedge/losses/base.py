@@ -25,6 +25,11 @@ class RetrievalLoss(nn.Module):
     heads: ClassVar[tuple[str, ...]] = ("linear", "bounded", "none")
     """The encoder heads it can train; the first is taken where the user names none."""
 
+    @property
+    def compiles(self) -> bool:
+        """Whether torch.compile gets through it in one piece: no look at values, no chance, no growing shapes."""
+        return False
+
     def components(self, embeddings: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """The parts of the loss by name; their sum is the loss."""
         raise NotImplementedError

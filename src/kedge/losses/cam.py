@@ -125,6 +125,11 @@ class CAMLoss(RetrievalLoss):
         self.repel_sample = repel_sample
         self.anchors = nn.Parameter(start_anchors(num_classes, dim, margin=margin, min_norm=min_norm, init=init))
 
+    @property
+    def compiles(self) -> bool:
+        """With few anchors, and all of them compared."""
+        return few(self.anchors) and self.repel_sample is None
+
     def components(self, embeddings: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """`attractor`, `repeller` and `minimum_norm`; a part that is switched off is zero."""
         return self._parts(embeddings, labels, attractor)

@@ -24,6 +24,11 @@ class CrossEntropyLoss(RetrievalLoss):
         self.classifier = nn.Linear(dim, num_classes)
         self.label_smoothing = label_smoothing
 
+    @property
+    def compiles(self) -> bool:
+        """Always."""
+        return True
+
     def components(self, embeddings: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """`cross_entropy`, the only part."""
         check_labels(labels, self.classifier.out_features)

@@ -50,7 +50,7 @@ class BestAndLast(Checkpoint):
     that are shorter than saving them are saved now and then, so that training does not wait for the disk.
     """
 
-    SHARE = 0.05
+    SHARE = 0.03
     """Of the time, saving may take so much."""
 
     def __init__(self, folder: Path) -> None:

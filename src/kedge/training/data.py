@@ -23,6 +23,8 @@ _REFERENCE_AT_MOST = 10_000
 _SHARE = 0.5
 """Of the device's free memory, so much may be taken by the training set; the network needs the rest."""
 _WORKERS = 8
+_LARGER = 4
+"""On a GPU, batches without gradients may be so many times as large as those with: fewer launches to wait for."""
 
 
 class Examples(Protocol):
@@ -185,14 +187,15 @@ class TrainingData(L.LightningDataModule):
         return loaders
 
     def _batches(self, examples: Examples, order: EpochOrder | range, *, drop_last: bool = False) -> Iterable[Batch]:
+        size = self.batch_size * (_LARGER if self.for_gpu and isinstance(order, range) else 1)
         if isinstance(examples, Resident):
-            return DeviceBatches(examples, order, self.batch_size, drop_last=drop_last)
+            return DeviceBatches(examples, order, size, drop_last=drop_last)
         options: dict[str, Any] = {"sampler": order, "drop_last": drop_last}
         if self.for_gpu:
             workers = min(_WORKERS, os.cpu_count() or 1)
             options |= {"num_workers": workers, "pin_memory": True, "persistent_workers": True, "prefetch_factor": 4}
         # Whole batches come from __getitems__, so there is nothing left to collate.
-        loader: DataLoader[Any] = DataLoader(examples, self.batch_size, collate_fn=_as_is, **options)  # type: ignore[arg-type]
+        loader: DataLoader[Any] = DataLoader(examples, size, collate_fn=_as_is, **options)  # type: ignore[arg-type]
         return HostBatches(loader, order)
 
 

@@ -16,47 +16,43 @@ from kedge.losses import RetrievalLoss
 from kedge.metrics import knn_accuracy
 from kedge.training.data import Batch, seed_of
 from kedge.training.settings import Recipe
+from kedge.training.step import Draws, Outcome, Step
 
-__all__ = ["Prepare", "RetrievalTraining"]
-
-Prepare = Callable[[Tensor, "torch.Generator | None"], Tensor]
-"""Turns a fetched batch into what the network takes; with a generator, augmented."""
+__all__ = ["RetrievalTraining"]
 
 
 class RetrievalTraining(L.LightningModule):
-    """Trains `network` (an encoder, or only its head) together with the parameters of `loss`."""
+    """Trains the network of a step (an encoder, or only its head) together with the parameters of its loss."""
 
     def __init__(
         self,
-        network: nn.Module,
-        loss: RetrievalLoss,
+        step: Step,
         recipe: Recipe,
-        prepare: Prepare,
         *,
         head: nn.Module,
         bounded: bool,
         held_out: bool,
         few_shot: bool = False,
         seed: int = 0,
-        forward: Callable[[Tensor], Tensor] | None = None,
+        forward: Callable[[Tensor, Tensor, Draws], Outcome] | None = None,
     ) -> None:
         super().__init__()
-        # In a tuple, so that a compiled network is no second submodule with the same weights.
-        self._forward = (network if forward is None else forward,)
-        self.network = network
-        self.loss = loss
+        # In a tuple, so that neither is a second submodule with the same weights.
+        self._step = (step, step if forward is None else forward)
+        self.network = step.network
+        self.loss = step.loss
         self.recipe = recipe
-        self.prepare = prepare
         self.held_out = held_out
         self.few_shot = few_shot
         self.seed = seed
         # Only the bounded head makes the loss a quadratic of known curvature; elsewhere the scale has no meaning.
         self.bounded = bounded
         self.loss_scale = recipe.loss_scale if bounded else 1.0
-        self.knows_classes = type(loss).predict is not RetrievalLoss.predict
+        self.knows_classes = type(step.loss).predict is not RetrievalLoss.predict
         self._head_parameters = list(head.parameters())
         self._chance = torch.Generator()
-        self._totals: dict[str, Tensor] = {}
+        self._names: tuple[str, ...] = ()
+        self._totals: Tensor | None = None
         self._steps = 0
         self._warned = False
         self._found: list[list[Batch]] = [[], []]
@@ -75,35 +71,30 @@ class RetrievalTraining(L.LightningModule):
         torch.manual_seed(seed_of(self.seed, self.current_epoch, 1))
         # On the device itself: numbers drawn elsewhere would have to be waited for.
         self._chance = torch.Generator(self.device).manual_seed(seed_of(self.seed, self.current_epoch, 2))
-        self._totals, self._steps = {}, 0
+        self._totals, self._steps = None, 0
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """One batch: augment, embed, compare with the anchors."""
         del batch_idx
-        if self._forward[0] is not self.network:
-            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         inputs, labels = batch
-        images = self.prepare(inputs, self._chance)
-        mixing = self.recipe.mixing
-        if mixing.cutmix or mixing.mixup:
-            mixed = mixing(images, self._chance)
-            embeddings = self._forward[0](mixed.images)
-            parts = self.loss.mixed_components(embeddings, labels, labels[mixed.partners], mixed.weights)
-        else:
-            embeddings = self._forward[0](images)
-            parts = self.loss.components(embeddings, labels)
-        total = torch.stack(list(parts.values())).sum()
-        self._count({"loss": total, **parts}, embeddings)
-        if total.device.type == "cpu" and not torch.isfinite(total):
+        step, forward = self._step
+        mixes = self.current_epoch < self.recipe.mixing_until * self.recipe.epochs
+        found = forward(inputs, labels, step.draw(inputs, self._chance, mixes=mixes))
+        # A copy: the memory of a compiled step's outcome is used again.
+        self._totals = found.counted.clone() if self._totals is None else self._totals.add_(found.counted)
+        self._names = found.names
+        self._steps += 1
+        if found.loss.device.type == "cpu" and not torch.isfinite(found.loss):
             raise self._not_finite()
-        return total * self.loss_scale
+        return found.loss * self.loss_scale
 
     def on_train_epoch_end(self) -> None:
         """Log the epoch's means, refuse to go on with broken numbers, move the rate."""
         means = self.running_means()
         # The weights too: the last step of an epoch may break them without breaking a loss that was seen.
         weights = [*self.parameters(), *(buffer for buffer in self.buffers() if buffer.is_floating_point())]
-        if not all(map(math.isfinite, means.values())) or not all(w.isfinite().all() for w in weights):
+        whole = torch.stack([weight.detach().sum(dtype=torch.float64) for weight in weights]).isfinite().all()
+        if not all(map(math.isfinite, means.values())) or not whole:
             raise self._not_finite()
         self._warn_if_idle(means)
         self.log_dict({f"train/{name}": value for name, value in self.shown(means).items()})
@@ -115,22 +106,15 @@ class RetrievalTraining(L.LightningModule):
 
     def running_means(self) -> dict[str, float]:
         """The epoch's means so far; reading them waits for the device."""
-        return {name: (value / max(1, self._steps)).item() for name, value in self._totals.items()}
+        if self._totals is None:
+            return {}
+        return dict(zip(self._names, (self._totals / self._steps).tolist(), strict=True))
 
     @staticmethod
     def shown(means: dict[str, float]) -> dict[str, float]:
         """Those means that a user looks at: the loss and, where it has several, its parts."""
         shown = {name: value for name, value in means.items() if not name.startswith("_")}
         return shown if len(shown) > 2 else {"loss": shown["loss"]} if shown else {}
-
-    def _count(self, values: dict[str, Tensor], embeddings: Tensor) -> None:
-        with torch.no_grad():
-            seen = {name: value.detach().double() for name, value in values.items()}
-            points = embeddings.detach().double()
-            seen["_spread"] = (points - points.mean(0)).square().sum(1).mean()
-            for name, value in seen.items():
-                self._totals[name] = self._totals.get(name, torch.zeros_like(value)) + value
-        self._steps += 1
 
     def _not_finite(self) -> TrainingError:
         kept = f"; the checkpoint of epoch {self.current_epoch} is kept" if self.current_epoch else ""
@@ -166,7 +150,7 @@ class RetrievalTraining(L.LightningModule):
         """Embed held-out images (loader 0) and the 1-NN gallery (loader 1)."""
         del batch_idx
         inputs, labels = batch
-        embeddings = self.network(self.prepare(inputs, None)).float()
+        embeddings = self.network(self._step[0].prepare.plain(inputs)).float()
         if embeddings.device.type == "cpu" and not embeddings.isfinite().all():
             raise self._not_finite()
         if self.knows_classes:

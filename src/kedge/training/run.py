@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-import numpy as np
 import torch
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from omegaconf import DictConfig, OmegaConf
@@ -22,18 +21,20 @@ from rich.console import Console
 from torch import Tensor
 
 from kedge.config.compose import CONFIG, DATASET, build, build_dataset, build_loss, load_config, loss_class
-from kedge.datasets import Dataset, Pictures, few_shot, hold_out
+from kedge.datasets import Dataset, divide
 from kedge.encoders import Encoder
 from kedge.errors import ConfigError, DataError, TrainingError
-from kedge.images import IMAGENET_MEAN, IMAGENET_STD, Augmentation, Preprocessing
+from kedge.images import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from kedge.losses import RetrievalLoss
 from kedge.model import Model
+from kedge.training.averaging import Averaging
 from kedge.training.callbacks import BEST, LAST, BestAndLast, History, TrainingProgress, WholeCheckpoints
 from kedge.training.compiling import AUTO, compiled
 from kedge.training.data import Examples, Resident, TrainingData, fits_on
 from kedge.training.features import cached_features, class_means
 from kedge.training.module import RetrievalTraining
 from kedge.training.settings import Settings
+from kedge.training.step import Draws, Outcome, Prepare, Step
 
 __all__ = ["Interrupted", "resume_run", "start_run"]
 
@@ -87,47 +88,34 @@ class _Run:
         self.device = _device(self.settings.trainer.accelerator)
         L.seed_everything(self.settings.seed, verbose=False)
         self.dataset: Dataset = build_dataset(config.dataset)
-        self.pictures, self.held_out = self._divide()
+        self.pictures, self.held_out = divide(self.dataset.train, self.split.holdout, self.split.shots, self.split.seed)
         size = self.recipe.size or min(self.dataset.train.size)
         self.encoder, self.loss = self._network(size)
         self.preprocessing = self._preprocessing(size)
         # A GPU's convolutions want the channels last.
         self.layout = torch.channels_last if self.device.type == "cuda" else torch.contiguous_format
         self.encoder.to(memory_format=self.layout)
-        self._changed: Callable[[Tensor, Tensor], Tensor] = self._change
 
     def train(self, *, resume: bool = False) -> Model:
         """Fit, then save the best epoch as a model."""
         self._report()
         data = self._data()
-        network = self.encoder.head if self.recipe.freeze else self.encoder
-        prepare = _as_they_are if self.recipe.freeze else self._prepare
+        step = self._step()
         module = RetrievalTraining(
-            network,
-            self.loss,
+            step,
             self.recipe,
-            prepare,
             head=self.encoder.head,
             bounded=self.encoder.head_kind == "bounded",
             held_out=self.held_out is not None,
             few_shot=self.split.shots is not None,
             seed=self.settings.seed,
-            forward=self._compiled(data) if self._compiles else None,
+            forward=self._compiled(step, data) if self._compiles else None,
         )
         if not any(parameter.requires_grad for parameter in module.parameters()):
             raise ConfigError("Nothing is left to train: with a frozen encoder this loss needs encoder.head=linear.")
         last = self.folder / LAST
         self._fit(module, data, last if resume and last.exists() else None)
         return self._finish(module)
-
-    def _divide(self) -> tuple[Pictures, Pictures | None]:
-        train = self.dataset.train
-        rows, kept = np.arange(len(train)), np.array([], dtype=np.int64)
-        if self.split.holdout > 0:
-            rows, kept = hold_out(train.labels, self.split.holdout, self.split.seed)
-        if self.split.shots is not None:
-            rows = rows[few_shot(train.labels[rows], self.split.shots, self.split.seed)]
-        return train.subset(rows), train.subset(kept) if len(kept) else None
 
     def _network(self, size: int) -> tuple[Encoder, RetrievalLoss]:
         # The loss says which heads suit it, and the encoder's dimension is needed to build the loss.
@@ -206,20 +194,18 @@ class _Run:
             return False
         return wanted != "auto" or self.device.type == "cuda"
 
-    def _compiled(self, data: TrainingData) -> Callable[[Tensor], Tensor]:
+    def _compiled(self, step: Step, data: TrainingData) -> Callable[[Tensor, Tensor, Draws], Outcome]:
         wanted = self.settings.trainer.compile
-        self.encoder.to(self.device)
-        inputs, _ = data.train.__getitems__(range(data.batch_size))
-        inputs, chance = inputs.to(self.device), torch.Generator(self.device)
-        draws = self._augmentation.draw(len(inputs), chance, self.device)
+        step.to(self.device)
+        inputs, labels = (part.to(self.device) for part in data.train.__getitems__(range(data.batch_size)))
+        draws = step.draw(inputs, torch.Generator(self.device))
         autocast = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(self._precision)
-        _console.print("Compiling the network …")
+        _console.print("Compiling the step …")
         mode = AUTO if wanted == "auto" else wanted
-        fast = compiled(self.encoder, self._change, (inputs, draws), mode, autocast=autocast)
-        self._changed = fast.change
-        if fast.network is not self.encoder:
-            _console.print(f"The network was compiled ({mode}) in {fast.seconds:.0f} s.")
-        return fast.network
+        fast = compiled(step, (inputs, labels, draws), mode, autocast=autocast)
+        if fast.forward is not step:
+            _console.print(f"The step was compiled ({mode}) in {fast.seconds:.0f} s.")
+        return fast.forward
 
     @property
     def _precision(self) -> str:
@@ -228,20 +214,19 @@ class _Run:
             return "bf16-mixed" if self.device.type == "cuda" else "32-true"
         return wanted
 
-    def _prepare(self, pixels: Tensor, generator: torch.Generator | None) -> Tensor:
-        if generator is None:
-            return self.preprocessing.normalise(pixels)
-        return self._changed(pixels, self._augmentation.draw(len(pixels), generator, pixels.device))
-
-    def _change(self, pixels: Tensor, draws: Tensor) -> Tensor:
-        images = self._augmentation.apply(pixels, draws)
-        images = self.preprocessing.standardise(self.preprocessing.fit(images))
-        return images.contiguous(memory_format=self.layout)
-
-    @property
-    def _augmentation(self) -> Augmentation:
+    def _step(self) -> Step:
+        if self.recipe.freeze:
+            return Step(self.encoder.head, self.loss, Prepare(_nothing, _as_they_are, _as_they_are), self.recipe.mixing)
         wanted = self.recipe.augmentation
-        return wanted if self.dataset.flip else replace(wanted, flip=False)
+        augmentation = wanted if self.dataset.flip else replace(wanted, flip=False)
+
+        def change(pixels: Tensor, draws: Tensor) -> Tensor:
+            images = augmentation.apply(pixels, draws)
+            images = self.preprocessing.standardise(self.preprocessing.fit(images))
+            return images.contiguous(memory_format=self.layout)
+
+        prepare = Prepare(augmentation.draw, change, self.preprocessing.normalise)
+        return Step(self.encoder, self.loss, prepare, self.recipe.mixing)
 
     def _fit(self, module: RetrievalTraining, data: TrainingData, checkpoint: Path | None) -> None:
         with _quiet():
@@ -270,6 +255,7 @@ class _Run:
             benchmark=on_gpu and not wanted.deterministic,
             max_epochs=self.recipe.epochs,
             callbacks=[
+                *([Averaging(self.recipe.averaging)] if self.recipe.averaging else []),
                 TrainingProgress(_console),
                 History(self.folder / "history.csv"),
                 BestAndLast(self.folder),
@@ -285,8 +271,9 @@ class _Run:
 
     def _finish(self, module: RetrievalTraining) -> Model:
         best = self.folder / (BEST if self.held_out is not None else LAST)
-        state = torch.load(best, map_location="cpu", weights_only=True)["state_dict"]
-        module.load_state_dict(state)
+        checkpoint = torch.load(best, map_location="cpu", weights_only=True)
+        averaged = checkpoint["callbacks"].get("Averaging", {}).get("average", {})
+        module.load_state_dict(checkpoint["state_dict"] | averaged)
         anchors = getattr(self.loss, "anchors", None)
         if not isinstance(anchors, Tensor):
             count = len(self.dataset.classes)
@@ -303,9 +290,14 @@ class _Run:
         return model.to(self.device)
 
 
-def _as_they_are(features: Tensor, generator: torch.Generator | None) -> Tensor:
-    del generator
+def _as_they_are(features: Tensor, draws: Tensor | None = None) -> Tensor:
+    del draws
     return features
+
+
+def _nothing(count: int, chance: torch.Generator, device: torch.device) -> Tensor:
+    del chance
+    return torch.empty(0, count, device=device)
 
 
 def _device(accelerator: str) -> torch.device:

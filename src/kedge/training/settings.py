@@ -70,6 +70,8 @@ class Recipe:
     schedule: Schedule = field(default_factory=Schedule)
     augmentation: Augmentation = field(default_factory=Augmentation)
     mixing: Mixing = field(default_factory=Mixing)
+    mixing_until: float = 1.0
+    averaging: float = 0.0
     standardise: bool = False
     size: int | None = None
 
@@ -78,6 +80,8 @@ class Recipe:
         # Batch normalisation has no statistics of a single picture.
         _within("recipe.batch_size", self.batch_size, least=2)
         _within("recipe.loss_scale", self.loss_scale, above=0)
+        _within("recipe.mixing_until", self.mixing_until, least=0)
+        _within("recipe.averaging", self.averaging, least=0, below=1)
         if self.size is not None:
             _within("recipe.size", self.size, least=1)
 
