@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,11 @@ from kedge.datasets import Pictures
 from kedge.encoders import build_encoder
 from kedge.images import Augmentation, Mixing
 from kedge.losses import CAMLoss, CrossEntropyLoss, RetrievalLoss
-from kedge.training import train
+from kedge.training import compiling, train
 from kedge.training.callbacks import BestAndLast
-from kedge.training.compiling import compiled
+from kedge.training.compiling import Forward, compiled
 from kedge.training.data import Resident, TrainingData, fits_on
-from kedge.training.step import Prepare, Step
+from kedge.training.step import Draws, Outcome, Prepare, Step
 
 
 def pictures(count: int = 23) -> Pictures:
@@ -101,14 +102,14 @@ def test_trying_a_compiled_step_leaves_no_trace(
     inputs = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
     batch = inputs, torch.arange(6) % 3, step.draw(inputs, torch.Generator().manual_seed(2))
     if works:
-        fast = compiled(step, batch, "default", autocast=None)
+        fast = compiled(step, batch, "default", scale=1.0, autocast=None)
         assert fast.forward is not step
         assert fast.seconds >= 0
     else:
         with pytest.warns(UserWarning, match=r"trains as it is, more slowly: no compiler here$"):
-            fast = compiled(step, batch, "max-autotune", autocast=torch.bfloat16)
+            fast = compiled(step, batch, "max-autotune", scale=1.0, autocast=torch.bfloat16)
         assert fast.forward is step
-    assert calls == [None if works else "max-autotune"]
+    assert calls == [None if works else "max-autotune-no-cudagraphs"]
     assert all(torch.equal(value, before[name]) for name, value in step.state_dict().items())
     assert all(parameter.grad is None for parameter in step.parameters())
     assert torch.equal(torch.get_rng_state(), chance)
@@ -131,20 +132,76 @@ def test_a_compiled_step_is_one_graph_with_the_same_outcome(mixing: Mixing) -> N
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
 
 
-def test_mixing_ends_when_the_recipe_says_so(tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shares: list[float] = []
-    real = Step.compare
+def record_on_cpu(step: Step, forward: Forward, batch: Any, scale: float, cast: Any) -> Forward:
+    """What a CUDA graph does, seen from outside: all results lie where they lay when it was recorded."""
+    own = batch[0].clone(), batch[1].clone(), Draws(*(part.clone() for part in batch[2]))
+    with cast:
+        outcome = forward(*own)
+    (outcome.loss * scale).backward()
+    parameters = [parameter for parameter in step.parameters() if parameter.grad is not None]
+    places = [parameter.grad for parameter in parameters]
+    fixed = Outcome(outcome.loss.detach().clone(), outcome.counted.clone(), outcome.names)
 
-    def watched(self: Step, embedded: Any, labels: Any) -> Any:
-        shares.append(embedded.mixed[1].mean().item())
-        return real(self, embedded, labels)
+    def launch() -> None:
+        with cast:
+            found = forward(*own)
+        fixed.loss.copy_(found.loss.detach())
+        fixed.counted.copy_(found.counted)
+        for place, gradient in zip(places, torch.autograd.grad(found.loss * scale, parameters), strict=True):
+            assert place is not None
+            place.copy_(gradient)
 
-    monkeypatch.setattr(Step, "compare", watched)
-    mixing = ["recipe.epochs=4", "recipe.mixing.cutmix=1.0", "recipe.mixing_until=0.5"]
-    train(overrides=[*tiny, *mixing], folder=tmp_path / "run")
-    steps = len(shares) // 4
-    assert all(share < 1 for share in shares[: 2 * steps])
-    assert shares[2 * steps :] == [1.0] * 2 * steps
+    return compiling._Recorded(step, own, launch, fixed)
+
+
+@pytest.mark.parametrize("holdout", [0.1, 0.0])
+def test_a_recorded_step_trains_as_the_plain_one(
+    holdout: float, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiling, "_RECORDS", ("cpu",))
+    monkeypatch.setattr(compiling, "_record", record_on_cpu)
+    monkeypatch.setattr(torch, "compile", lambda step, **_: step)
+    tiny = [*tiny, f"split.holdout={holdout}", "recipe.mixing.cutmix=0.5"]
+    for mode in ("off", "graph"):
+        train(overrides=[*tiny, f"trainer.compile={mode}"], folder=tmp_path / mode)
+    found = [torch.load(tmp_path / mode / "checkpoints/last.ckpt", weights_only=True) for mode in ("off", "graph")]
+    for name, value in found[0]["state_dict"].items():
+        torch.testing.assert_close(found[1]["state_dict"][name], value, msg=name)
+    histories = [
+        [{name: value for name, value in row.items() if name != "seconds"} for row in csv.DictReader(file)]
+        for mode in ("off", "graph")
+        for file in [(tmp_path / mode / "history.csv").read_text().splitlines()]
+    ]
+    assert histories[0] == histories[1]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("mixing", [Mixing(), Mixing(cutmix=0.5)])
+def test_a_cuda_graph_leaves_the_gradients_of_the_plain_step(mixing: Mixing) -> None:
+    torch.manual_seed(0)
+    device = torch.device("cuda")
+    encoder = build_encoder("resnet10", dim=8, head="bounded", image_size=16)
+    augmentation = Augmentation(cutout=4)
+    prepare = Prepare(augmentation.draw, augmentation.apply, nn.Identity())
+    step = Step(encoder, CAMLoss(3, 8), prepare, mixing).to(device)
+    step.network.head.linear.weight.data.normal_()
+    batches = []
+    for seed in range(3):
+        inputs = torch.randint(0, 256, (64, 3, 16, 16), dtype=torch.uint8, device=device)
+        labels = torch.randint(0, 3, (64,), device=device)
+        batches.append((inputs, labels, step.draw(inputs, torch.Generator(device).manual_seed(seed))))
+    fast = compiled(step, batches[0], "graph", scale=3.0, autocast=None)
+    assert fast.with_gradients
+    for batch in batches[1:]:
+        before = {name: value.clone() for name, value in step.state_dict().items()}
+        step.zero_grad()
+        found = fast.forward(*batch)
+        gradients = [parameter.grad.clone() for parameter in step.parameters() if parameter.grad is not None]
+        step.load_state_dict(before)
+        expected = step(*batch)
+        torch.testing.assert_close(found.counted, expected.counted, rtol=1e-3, atol=1e-4)
+        for one, other in zip(gradients, torch.autograd.grad(expected.loss * 3, list(step.parameters())), strict=True):
+            torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-3)
 
 
 def test_short_epochs_are_saved_now_and_then(tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from kedge.config.compose import compose, dataset_of
 from kedge.errors import ConfigError, DataError, TrainingError
 from kedge.losses import CAMLoss
 from kedge.training import resume_run, start_run
+from kedge.training.averaging import Averaging
 
 
 def history(folder: Path) -> list[dict[str, str]]:
@@ -30,8 +32,8 @@ def weights(folder: Path, name: str = "last") -> dict[str, torch.Tensor]:
 
 
 def same_weights(first: Path, second: Path) -> bool:
-    a, b = weights(first), weights(second)
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+    pairs = [(weights(first, name), weights(second, name)) for name in ("last", "best")]
+    return all(a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a) for a, b in pairs)
 
 
 def start_process(folder: Path, overrides: list[str]) -> subprocess.Popen[str]:
@@ -153,8 +155,26 @@ def test_the_same_seed_gives_the_same_weights(tiny: list[str], tmp_path: Path) -
     assert not same_weights(tmp_path / "a", tmp_path / "c")
 
 
+def test_the_average_of_the_weights_is_kept(tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[torch.Tensor] = []
+    real = Averaging.on_train_batch_end
+
+    def watched(self: Averaging, trainer: Any, module: Any, *args: Any) -> None:
+        seen.append(module.loss.anchors.detach().clone())
+        real(self, trainer, module, *args)
+
+    monkeypatch.setattr(Averaging, "on_train_batch_end", watched)
+    train(overrides=[*tiny, "recipe.averaging=0.5", "split.holdout=0"], folder=tmp_path)
+    expected, span = seen[0].double(), len(seen) / 2
+    for step, anchors in enumerate(seen, start=1):
+        expected = expected.lerp(anchors.double(), 1 / min(step, span))
+    kept = weights(tmp_path, "best")["loss.anchors"].double()
+    torch.testing.assert_close(kept, expected, rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(kept, seen[-1].double(), rtol=1e-5, atol=1e-5)
+
+
 SCHEDULES = {
-    "one cycle": ["loss=cam"],
+    "one cycle": ["loss=cam", "recipe.averaging=0.2"],
     "plateau": ["recipe=paper", "loss=cross_entropy", "recipe.schedule.patience=0", "recipe.schedule.factor=0.3"],
 }
 
@@ -242,8 +262,8 @@ def test_nan_stops_the_run_and_keeps_the_last_good_checkpoint(
 def test_a_full_disk_is_one_sentence_and_the_last_checkpoint_stays(tiny: list[str], tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
-    # Two checkpoints of about 40 MB fit (best and last of the first epoch), a third beside them does not.
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100m", "tmpfs", str(disk)], check=True)
+    # The best weights (20 MB) and the first epoch's checkpoint (40 MB) fit, a second one beside them does not.
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=80m", "tmpfs", str(disk)], check=True)
     try:
         with pytest.raises(TrainingError, match=r"The disk is full.*kedge train --resume"):
             train(overrides=tiny, folder=disk / "run")
@@ -263,7 +283,7 @@ def test_all_images_can_be_trained_on(tiny: list[str], tmp_path: Path) -> None:
         overrides=[*tiny, "split.holdout=0", "recipe.schedule.name=plateau", "recipe.epochs=2"],
         folder=tmp_path,
     )
-    assert not (tmp_path / "checkpoints/best.ckpt").exists()
+    assert torch.load(tmp_path / "checkpoints/best.ckpt", weights_only=True)["epoch"] == 1
     assert (tmp_path / "model/model.json").exists()
 
 

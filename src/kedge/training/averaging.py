@@ -53,6 +53,11 @@ class Averaging(Callback):
         torch._foreach_copy_(own, average)
         torch._foreach_copy_(average, kept)
 
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """The average, by the names of the weights."""
+        return self._average
+
     def state_dict(self) -> dict[str, Any]:
         """The average so far."""
         return {"average": self._average, "steps": self._steps}

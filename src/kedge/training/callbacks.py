@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import csv
 import io
 import time
@@ -17,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from kedge.files import whole_file
+from kedge.training.averaging import Averaging
 from kedge.training.module import RetrievalTraining
 
 __all__ = ["BEST", "LAST", "BestAndLast", "History", "TrainingProgress", "WholeCheckpoints"]
@@ -46,37 +46,53 @@ class WholeCheckpoints(TorchCheckpointIO):
 class BestAndLast(Checkpoint):
     """Saves every epoch as the last one, and as the best one if no other had a better target metric.
 
-    Unlike the trainer's own, it saves the last epoch whether or not it is the best, and a run may be moved. Epochs
-    that are shorter than saving them are saved now and then, so that training does not wait for the disk.
+    The last one is all that resuming needs; the best one, or the final one where nothing is held out, is the weights
+    alone. Unlike the trainer's own, it saves the last epoch whether or not it is the best, and a run may be moved.
+    Epochs that are shorter than saving them are saved now and then, so that training does not wait for the disk.
     """
 
     SHARE = 0.03
     """Of the time, saving may take so much."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, averaging: Averaging | None = None) -> None:
         self.folder = folder
+        self.averaging = averaging
         self.best: float | None = None
         self._next = 0.0
-        self._waiting: dict[str, Any] | None = None
-        """The best epoch, where it is not on disk yet."""
+        self._kept: dict[str, Any] = {}
+        self._waiting = False
+        """Whether what is kept is not on disk yet."""
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Save; the trainer calls this after everything else that belongs to the epoch."""
+        final = trainer.current_epoch + 1 >= (trainer.max_epochs or 0)
         if isinstance(pl_module, RetrievalTraining) and pl_module.held_out:
             name, mode = pl_module.target
             value = trainer.callback_metrics[name].item()
             if self.best is None or (value > self.best if mode == "max" else value < self.best):
                 self.best = value
-                self._waiting = copy.deepcopy(trainer._checkpoint_connector.dump_checkpoint(weights_only=False))
+                self._keep(trainer.current_epoch, pl_module)
+        elif final:
+            self._keep(trainer.current_epoch, pl_module)
         started = time.monotonic()
-        if started < self._next and trainer.current_epoch + 1 < (trainer.max_epochs or 0):
+        if started < self._next and not final:
             return
-        if self._waiting is not None:
-            trainer.strategy.save_checkpoint(self._waiting, self.folder / BEST)
-            self._waiting = None
+        if self._waiting:
+            trainer.strategy.save_checkpoint(self._kept, self.folder / BEST)
+            self._waiting = False
         trainer.save_checkpoint(self.folder / LAST, weights_only=False)
         ended = time.monotonic()
         self._next = ended + (ended - started) / self.SHARE
+
+    def _keep(self, epoch: int, module: L.LightningModule) -> None:
+        """Copy the weights, in a few launches."""
+        weights = module.state_dict() | (self.averaging.weights if self.averaging else {})
+        if self._kept:
+            torch._foreach_copy_(list(self._kept["state_dict"].values()), list(weights.values()))
+        else:
+            self._kept = {"state_dict": {name: value.clone() for name, value in weights.items()}}
+        self._kept["epoch"] = epoch
+        self._waiting = True
 
     def state_dict(self) -> dict[str, Any]:
         """The best value so far."""
@@ -88,19 +104,20 @@ class BestAndLast(Checkpoint):
 
 
 class History(Callback):
-    """One row per finished epoch; a resumed run goes on where its checkpoint ends."""
+    """One row per finished epoch."""
+
+    EVERY = 1.0
+    """Seconds: short epochs are written several at a time."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._next = 0.0
         self._rows: list[dict[str, str]] = []
         self._started = time.monotonic()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Keep the rows of the epochs that the checkpoint holds."""
-        del pl_module
-        if self.path.exists():
-            with self.path.open(newline="") as file:
-                self._rows = [row for row in csv.DictReader(file) if int(row["epoch"]) <= trainer.current_epoch]
+        """Start the clock."""
+        del trainer, pl_module
         self._started = time.monotonic()
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -117,6 +134,26 @@ class History(Callback):
             row |= {f"train/{name}": value for name, value in means.items()}
         self._rows.append({name: str(value) for name, value in row.items()})
         self._started = time.monotonic()
+        if self._started < self._next and trainer.current_epoch + 1 < (trainer.max_epochs or 0):
+            return
+        self._next = self._started + self.EVERY
+        self._write()
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Write what is left."""
+        del trainer, pl_module, exception
+        if self._rows:
+            self._write()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The rows belong to the checkpoint: the file may be behind it, or ahead."""
+        return {"rows": self._rows}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from the checkpoint's last epoch."""
+        self._rows = state_dict["rows"]
+
+    def _write(self) -> None:
         table = io.StringIO(newline="")
         writer = csv.DictWriter(table, list(dict.fromkeys(name for line in self._rows for name in line)))
         writer.writeheader()

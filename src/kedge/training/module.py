@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, Literal
 
 import lightning as L
@@ -14,9 +13,10 @@ from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
 from kedge.errors import TrainingError
 from kedge.losses import RetrievalLoss
 from kedge.metrics import knn_accuracy
+from kedge.training.compiling import Fast, Forward
 from kedge.training.data import Batch, seed_of
 from kedge.training.settings import Recipe
-from kedge.training.step import Draws, Outcome, Step
+from kedge.training.step import Step
 
 __all__ = ["RetrievalTraining"]
 
@@ -34,11 +34,12 @@ class RetrievalTraining(L.LightningModule):
         held_out: bool,
         few_shot: bool = False,
         seed: int = 0,
-        forward: Callable[[Tensor, Tensor, Draws], Outcome] | None = None,
     ) -> None:
         super().__init__()
-        # In a tuple, so that neither is a second submodule with the same weights.
-        self._step = (step, step if forward is None else forward)
+        # In a tuple, so that it is no second submodule with the same weights.
+        self._step = (step,)
+        self._forward: Forward = step.__call__
+        self._with_gradients = False
         self.network = step.network
         self.loss = step.loss
         self.recipe = recipe
@@ -56,6 +57,10 @@ class RetrievalTraining(L.LightningModule):
         self._steps = 0
         self._warned = False
         self._found: list[list[Batch]] = [[], []]
+
+    def use(self, fast: Fast) -> None:
+        """Take a compiled step in place of the plain one."""
+        self._forward, self._with_gradients = fast.forward, fast.with_gradients
 
     @property
     def target(self) -> tuple[str, Literal["max", "min"]]:
@@ -77,9 +82,7 @@ class RetrievalTraining(L.LightningModule):
         """One batch: augment, embed, compare with the anchors."""
         del batch_idx
         inputs, labels = batch
-        step, forward = self._step
-        mixes = self.current_epoch < self.recipe.mixing_until * self.recipe.epochs
-        found = forward(inputs, labels, step.draw(inputs, self._chance, mixes=mixes))
+        found = self._forward(inputs, labels, self._step[0].draw(inputs, self._chance))
         # A copy: the memory of a compiled step's outcome is used again.
         self._totals = found.counted.clone() if self._totals is None else self._totals.add_(found.counted)
         self._names = found.names
@@ -87,6 +90,16 @@ class RetrievalTraining(L.LightningModule):
         if found.loss.device.type == "cpu" and not torch.isfinite(found.loss):
             raise self._not_finite()
         return found.loss * self.loss_scale
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Compute the gradients, where the compiled step has not done so already."""
+        if not self._with_gradients:
+            super().backward(loss, *args, **kwargs)
+
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: torch.optim.Optimizer) -> None:
+        """Forget the last step's gradients, where the compiled step does not write over them."""
+        if not self._with_gradients:
+            super().optimizer_zero_grad(epoch, batch_idx, optimizer)
 
     def on_train_epoch_end(self) -> None:
         """Log the epoch's means, refuse to go on with broken numbers, move the rate."""

@@ -6,7 +6,7 @@ import errno
 import json
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
@@ -34,7 +34,7 @@ from kedge.training.data import Examples, Resident, TrainingData, fits_on
 from kedge.training.features import cached_features, class_means
 from kedge.training.module import RetrievalTraining
 from kedge.training.settings import Settings
-from kedge.training.step import Draws, Outcome, Prepare, Step
+from kedge.training.step import Prepare, Step
 
 __all__ = ["Interrupted", "resume_run", "start_run"]
 
@@ -109,12 +109,15 @@ class _Run:
             held_out=self.held_out is not None,
             few_shot=self.split.shots is not None,
             seed=self.settings.seed,
-            forward=self._compiled(step, data) if self._compiles else None,
         )
         if not any(parameter.requires_grad for parameter in module.parameters()):
             raise ConfigError("Nothing is left to train: with a frozen encoder this loss needs encoder.head=linear.")
         last = self.folder / LAST
-        self._fit(module, data, last if resume and last.exists() else None)
+        with _quiet():
+            trainer = self._trainer()  # before anything is compiled: it says which kernels may be used
+            if self._compiles:
+                self._compile(step, module, data)
+            self._fit(trainer, module, data, last if resume and last.exists() else None)
         return self._finish(module)
 
     def _network(self, size: int) -> tuple[Encoder, RetrievalLoss]:
@@ -194,7 +197,7 @@ class _Run:
             return False
         return wanted != "auto" or self.device.type == "cuda"
 
-    def _compiled(self, step: Step, data: TrainingData) -> Callable[[Tensor, Tensor, Draws], Outcome]:
+    def _compile(self, step: Step, module: RetrievalTraining, data: TrainingData) -> None:
         wanted = self.settings.trainer.compile
         step.to(self.device)
         inputs, labels = (part.to(self.device) for part in data.train.__getitems__(range(data.batch_size)))
@@ -202,10 +205,10 @@ class _Run:
         autocast = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(self._precision)
         _console.print("Compiling the step …")
         mode = AUTO if wanted == "auto" else wanted
-        fast = compiled(step, (inputs, labels, draws), mode, autocast=autocast)
+        fast = compiled(step, (inputs, labels, draws), mode, scale=module.loss_scale, autocast=autocast)
+        module.use(fast)
         if fast.forward is not step:
             _console.print(f"The step was compiled ({mode}) in {fast.seconds:.0f} s.")
-        return fast.forward
 
     @property
     def _precision(self) -> str:
@@ -228,22 +231,21 @@ class _Run:
         prepare = Prepare(augmentation.draw, change, self.preprocessing.normalise)
         return Step(self.encoder, self.loss, prepare, self.recipe.mixing)
 
-    def _fit(self, module: RetrievalTraining, data: TrainingData, checkpoint: Path | None) -> None:
-        with _quiet():
-            trainer = self._trainer()
-            try:
-                trainer.fit(module, datamodule=data, ckpt_path=checkpoint, weights_only=True)
-            except (KeyboardInterrupt, SystemExit):
-                # The trainer turns Ctrl-C into an exit of its own.
-                if not (self.folder / LAST).exists():
-                    raise Interrupted("Stopped before the first epoch ended: there is nothing to resume.") from None
-                done = f"{trainer.current_epoch} of {trainer.max_epochs} epochs"
-                raise Interrupted(f"Stopped after {done}. Go on with: kedge train --resume {self.folder}") from None
+    def _fit(self, trainer: L.Trainer, module: RetrievalTraining, data: TrainingData, checkpoint: Path | None) -> None:
+        try:
+            trainer.fit(module, datamodule=data, ckpt_path=checkpoint, weights_only=True)
+        except (KeyboardInterrupt, SystemExit):
+            # The trainer turns Ctrl-C into an exit of its own.
+            if not (self.folder / LAST).exists():
+                raise Interrupted("Stopped before the first epoch ended: there is nothing to resume.") from None
+            done = f"{trainer.current_epoch} of {trainer.max_epochs} epochs"
+            raise Interrupted(f"Stopped after {done}. Go on with: kedge train --resume {self.folder}") from None
 
     def _trainer(self) -> L.Trainer:
         wanted = self.settings.trainer
         on_gpu = self.device.type == "cuda"
         precision: Any = self._precision
+        averaging = Averaging(self.recipe.averaging) if self.recipe.averaging else None
         loggers: list[Logger] = []
         if find_spec("tensorboard") is not None:
             loggers.append(TensorBoardLogger(self.folder, name="", version="tensorboard"))
@@ -255,10 +257,10 @@ class _Run:
             benchmark=on_gpu and not wanted.deterministic,
             max_epochs=self.recipe.epochs,
             callbacks=[
-                *([Averaging(self.recipe.averaging)] if self.recipe.averaging else []),
+                *([averaging] if averaging else []),
                 TrainingProgress(_console),
                 History(self.folder / "history.csv"),
-                BestAndLast(self.folder),
+                BestAndLast(self.folder, averaging),
             ],
             plugins=[WholeCheckpoints()],
             logger=loggers,
@@ -270,10 +272,7 @@ class _Run:
         )
 
     def _finish(self, module: RetrievalTraining) -> Model:
-        best = self.folder / (BEST if self.held_out is not None else LAST)
-        checkpoint = torch.load(best, map_location="cpu", weights_only=True)
-        averaged = checkpoint["callbacks"].get("Averaging", {}).get("average", {})
-        module.load_state_dict(checkpoint["state_dict"] | averaged)
+        module.load_state_dict(torch.load(self.folder / BEST, map_location="cpu", weights_only=True)["state_dict"])
         anchors = getattr(self.loss, "anchors", None)
         if not isinstance(anchors, Tensor):
             count = len(self.dataset.classes)

@@ -16,7 +16,7 @@ __all__ = ["COMPILE_MODES", "Optimizer", "Recipe", "Schedule", "Settings", "Spli
 
 T = TypeVar("T")
 
-COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+COMPILE_MODES = ("default", "graph", "max-autotune")
 
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a word", type(None): "null"}
 
@@ -70,7 +70,6 @@ class Recipe:
     schedule: Schedule = field(default_factory=Schedule)
     augmentation: Augmentation = field(default_factory=Augmentation)
     mixing: Mixing = field(default_factory=Mixing)
-    mixing_until: float = 1.0
     averaging: float = 0.0
     standardise: bool = False
     size: int | None = None
@@ -80,7 +79,6 @@ class Recipe:
         # Batch normalisation has no statistics of a single picture.
         _within("recipe.batch_size", self.batch_size, least=2)
         _within("recipe.loss_scale", self.loss_scale, above=0)
-        _within("recipe.mixing_until", self.mixing_until, least=0)
         _within("recipe.averaging", self.averaging, least=0, below=1)
         if self.size is not None:
             _within("recipe.size", self.size, least=1)

@@ -54,12 +54,10 @@ class Step(nn.Module):
         self.network, self.loss = network, loss
         self.prepare, self.mixing = prepare, mixing
 
-    def draw(self, inputs: Tensor, chance: torch.Generator, *, mixes: bool = True) -> Draws:
-        """The numbers of one step; with `mixes` false, those that leave every image unmixed."""
+    def draw(self, inputs: Tensor, chance: torch.Generator) -> Draws:
+        """The numbers of one step."""
         count, device = len(inputs), inputs.device
-        change = self.prepare.draw(count, chance, device)
-        mixing = self.mixing.draw(count, chance, device)
-        return Draws(change, mixing if mixes else torch.ones_like(mixing))
+        return Draws(self.prepare.draw(count, chance, device), self.mixing.draw(count, chance, device))
 
     def forward(self, inputs: Tensor, labels: Tensor, draws: Draws) -> Outcome:
         """Loss and counts of a batch."""
