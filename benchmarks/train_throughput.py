@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,8 +38,11 @@ from kedge.losses import CAMLoss
 from machine import describe
 
 RESULTS = Path(__file__).parent / "results" / "train_throughput.json"
-MODES = ("default", "reduce-overhead")
+MODES = ("default", "reduce-overhead", "graph")
+"""Ways to compile the bare step: two of torch's, and the first with forward and backward recorded as one CUDA graph."""
+LOSSES = {"usual": "cam", "usual, ProxyAnchor": "proxy"}
 WORKERS = 16
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 class Case(NamedTuple):
@@ -56,10 +59,10 @@ class Case(NamedTuple):
 
 
 CASES = {
-    "resnet18-512": Case("resnet18", 512, 32, 8, 100),
-    "resnet18-2048": Case("resnet18", 2048, 32, 8, 30),
-    "resnet50-512": Case("resnet50", 512, 32, 4, 50),
-    "swin_t-224": Case("swin_t", 128, 224, 2, 50),
+    "resnet18-512": Case("resnet18", 512, 32, 20, 100),
+    "resnet18-2048": Case("resnet18", 2048, 32, 20, 30),
+    "resnet50-512": Case("resnet50", 512, 32, 6, 40),
+    "swin_t-224": Case("swin_t", 128, 224, 2, 40),
 }
 QUICK = {"resnet10-64": Case("resnet10", 64, 32, 3, 3, 10)}
 
@@ -68,38 +71,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("--only", nargs="+", choices=CASES)
-    parser.add_argument("--modes", nargs="+", default=list(MODES), help="ways to compile the bare step")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
     cases = QUICK if given.quick else {name: CASES[name] for name in given.only or CASES}
-    modes = ["default"] if given.quick else given.modes
-    rivals: dict[tuple[str, str], Waiting] = {}
-    for name, case in cases.items():
-        for mode in modes:
-            rivals[name, mode] = Waiting(bare, case, given.data, mode)
-        for label, loss in {"usual": "cam", "usual, ProxyAnchor": "proxy"}.items():
-            rivals[name, label] = Waiting(usual, case, given.data, loss)
+    rivals = {name: Rivals(case, given.data, MODES[:1] if given.quick else MODES) for name, case in cases.items()}
     with ThreadPoolExecutor() as pool:  # a first epoch each, so that what is compiled lies in the cache
         list(pool.map(lambda case: kedge_train(case._replace(epochs=1), given.data), cases.values()))
-    for rival in rivals.values():
-        rival.prepared()
-    times = {key: rival.timed() for key, rival in rivals.items()}
+    for waiting in rivals.values():
+        waiting.prepared()
     rows = {}
     for name, case in cases.items():
-        found: dict[str, Any] = {"kedge": kedge_train(case, given.data)}
-        found["bare_modes"] = {mode: times[name, mode] for mode in modes}
-        found["bare"] = max((speed for speed in found["bare_modes"].values() if speed), default=None)
-        for label in ("usual", "usual, ProxyAnchor"):
-            found[label] = times[name, label]
-        for rival in ("bare", "usual", "usual, ProxyAnchor"):
+        times = rivals[name].timed()
+        found: dict[str, Any] = {"kedge": kedge_train(case, given.data), **{name: times.get(name) for name in LOSSES}}
+        found["bare_modes"] = {mode: times[mode] for mode in MODES if mode in times}
+        found["bare"] = max(found["bare_modes"].values(), default=None)
+        for rival in ("bare", *LOSSES):
             if found[rival]:
                 found[f"kedge / {rival}"] = round(found["kedge"] / found[rival], 3)
         rows[name] = {**case._asdict(), **found}
         print(name, json.dumps(found), flush=True)
-    if not given.quick:
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        given.out.write_text(json.dumps({"images_per_second": rows, "machine": describe()}, indent=1) + "\n")
+        if not given.quick:  # after each, so that an interruption loses one
+            given.out.parent.mkdir(parents=True, exist_ok=True)
+            given.out.write_text(json.dumps({"images_per_second": rows, "machine": describe()}, indent=1) + "\n")
 
 
 def kedge_train(case: Case, data: Path) -> float:
@@ -122,93 +116,128 @@ def kedge_train(case: Case, data: Path) -> float:
     return round(steps * case.batch / sum(float(row["seconds"]) for row in rows[1:]), 1) if steps else 0.0
 
 
-class Waiting:
-    """A rival in a process of its own, so that nobody inherits memory, caches or settings; ready to be timed."""
+class Rivals:
+    """The other ways to train a case, in a process of their own that is timed when its turn comes."""
 
-    def __init__(self, rival: Callable[..., Callable[[], None]], case: Case, data: Path, way: str) -> None:
-        self.name = rival.__name__, case.encoder, case.batch, way
+    def __init__(self, case: Case, data: Path, modes: Sequence[str]) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
         # Not a daemon: loaders have workers of their own.
-        self.process = context.Process(target=waiting, args=(theirs, rival, case, data, way))
+        self.process = context.Process(target=wait_and_time, args=(theirs, case, data, modes))
         self.process.start()
         theirs.close()
 
     def prepared(self) -> None:
-        """Returns when it is ready or has failed."""
+        """Returns when all is compiled, or has failed."""
         self.pipe.poll(None)
 
-    def timed(self) -> float | None:
-        """Images per second, or None where it failed."""
+    def timed(self) -> dict[str, float]:
+        """Images per second of those that did not fail."""
         try:
             self.pipe.recv()
             self.pipe.send("go")
-            return float(self.pipe.recv())
+            times: dict[str, float] = self.pipe.recv()
         except EOFError:
-            print(*self.name, "failed: see above", flush=True)
-            return None
-        finally:
-            self.process.join()
+            times = {}
+        self.process.join()
+        return times
 
 
-def waiting(pipe: Any, rival: Callable[..., Callable[[], None]], case: Case, data: Path, way: str) -> None:
-    one = rival(case, data, way)
+def wait_and_time(pipe: Any, case: Case, data: Path, modes: Sequence[str]) -> None:
+    ready: dict[str, Callable[[], None]] = {}
+    times: dict[str, float] = {}
+    for mode in modes:
+        attempt(ready, mode, bare, case, mode)
+    for label, loss in LOSSES.items():
+        attempt(ready, label, usual, case, data, loss)
     pipe.send("ready")
     pipe.recv()
-    pipe.send(round(timed(one, case), 1))
+    for label, one in ready.items():
+        attempt(times, label, timed, one, case)
+    pipe.send(times)
 
 
-def step_of(case: Case, loss_name: str, mode: str | None) -> Callable[[Tensor, Tensor], None]:
-    """Forward, loss, backward, update."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def attempt(results: dict[str, Any], label: str, act: Callable[..., Any], *arguments: Any) -> None:
+    """One rival's failure is no reason to lose the others' figures."""
+    try:
+        results[label] = act(*arguments)
+    except Exception as error:
+        print(label, "failed:", (str(error).splitlines() or [type(error).__name__])[0], flush=True)
+
+
+class Parts(NamedTuple):
+    """Network with loss, and the optimiser."""
+
+    loss_of: Callable[[Tensor, Tensor], Tensor]
+    optimizer: torch.optim.Optimizer
+
+
+def parts_of(case: Case, loss_name: str) -> Parts:
     torch.backends.cudnn.benchmark = True
-    network = build_encoder(case.encoder, image_size=case.size, head="bounded").to(device).train()
+    network = build_encoder(case.encoder, image_size=case.size, head="bounded").to(DEVICE).train()
     network = network.to(memory_format=torch.channels_last)
     loss: nn.Module = CAMLoss(100, network.dim)
     if loss_name == "proxy":
         from pytorch_metric_learning.losses import ProxyAnchorLoss
 
         loss = ProxyAnchorLoss(100, network.dim)
-    loss.to(device)
+    loss.to(DEVICE)
     parameters = [*network.parameters(), *loss.parameters()]
-    fused = device.type == "cuda"
+    fused = DEVICE.type == "cuda"
     optimizer = torch.optim.SGD(parameters, 0.01, 0.9, nesterov=True, weight_decay=5e-4, fused=fused)
+    return Parts(lambda images, labels: loss(network(images), labels), optimizer)
 
-    def plain(images: Tensor, labels: Tensor) -> Tensor:
-        value: Tensor = loss(network(images), labels)
-        return value
 
-    forward: Any = plain if mode is None else torch.compile(plain, mode=None if mode == "default" else mode)
+def backward(loss_of: Callable[[Tensor, Tensor], Tensor], images: Tensor, labels: Tensor) -> None:
+    with torch.autocast(DEVICE.type, torch.bfloat16, cache_enabled=False):
+        value = loss_of(images, labels)
+    value.backward()  # type: ignore[no-untyped-call]
+
+
+def step_of(parts: Parts) -> Callable[[Tensor, Tensor], None]:
+    """Forward, loss, backward, update."""
 
     def step(images: Tensor, labels: Tensor) -> None:
         torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
-        with torch.autocast(device.type, torch.bfloat16):
-            value = forward(images, labels)
-        optimizer.zero_grad(set_to_none=True)
-        value.backward()
-        optimizer.step()
+        parts.optimizer.zero_grad(set_to_none=True)
+        backward(parts.loss_of, images, labels)
+        parts.optimizer.step()
 
     return step
 
 
-def bare(case: Case, data: Path, mode: str) -> Callable[[], None]:
+def bare(case: Case, mode: str) -> Callable[[], None]:
     """On one batch that never changes."""
-    del data
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    step = step_of(case, "cam", mode)
-    images = torch.rand(case.batch, 3, case.size, case.size, device=device).to(memory_format=torch.channels_last)
-    labels = torch.randint(100, (case.batch,), device=device)
-    for _ in range(5):
-        step(images, labels)
-    return lambda: step(images, labels)
+    images = torch.rand(case.batch, 3, case.size, case.size, device=DEVICE).to(memory_format=torch.channels_last)
+    labels = torch.randint(100, (case.batch,), device=DEVICE)
+    parts = parts_of(case, "cam")
+    chosen = None if mode in ("default", "graph") else mode
+    parts = parts._replace(loss_of=torch.compile(parts.loss_of, mode=chosen))
+    step = step_of(parts)
+    stream = torch.cuda.Stream() if DEVICE.type == "cuda" else None  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(stream):
+        for _ in range(5):
+            step(images, labels)
+    if mode != "graph":
+        return lambda: step(images, labels)
+    torch.cuda.synchronize()
+    parts.optimizer.zero_grad(set_to_none=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        backward(parts.loss_of, images, labels)
+
+    def launch() -> None:
+        graph.replay()
+        parts.optimizer.step()
+
+    return launch
 
 
 def usual(case: Case, data: Path, loss_name: str) -> Callable[[], None]:
     """Torchvision transforms in worker processes, eager."""
     from torchvision.transforms import v2
 
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    step = step_of(case, loss_name, None)
+    step = step_of(parts_of(case, loss_name))
     recipe = compose([f"encoder={case.encoder}", "recipe=kedge"]).recipe
     loader = torch.utils.data.DataLoader(
         Pictures(data, case.size, recipe.augmentation),
@@ -216,7 +245,7 @@ def usual(case: Case, data: Path, loss_name: str) -> Callable[[], None]:
         shuffle=True,
         drop_last=True,
         num_workers=WORKERS,
-        pin_memory=device.type == "cuda",
+        pin_memory=DEVICE.type == "cuda",
         persistent_workers=True,
     )
     batches = endless(loader)
@@ -224,13 +253,13 @@ def usual(case: Case, data: Path, loss_name: str) -> Callable[[], None]:
 
     def one() -> None:
         images, labels = next(batches)
-        images = images.to(device, non_blocking=True).to(memory_format=torch.channels_last)
-        labels = labels.to(device, non_blocking=True)
+        images = images.to(DEVICE, non_blocking=True).to(memory_format=torch.channels_last)
+        labels = labels.to(DEVICE, non_blocking=True)
         step(mix(images, labels)[0], labels)
 
-    images = torch.rand(case.batch, 3, case.size, case.size, device=device).to(memory_format=torch.channels_last)
+    images = torch.rand(case.batch, 3, case.size, case.size, device=DEVICE).to(memory_format=torch.channels_last)
     for _ in range(5):
-        step(images, torch.arange(case.batch, device=device) % 100)
+        step(images, torch.arange(case.batch, device=DEVICE) % 100)
     return one
 
 
@@ -277,7 +306,7 @@ def timed(one: Callable[[], None], case: Case) -> float:
     for _ in range(case.steps):
         one()
     wait()
-    return case.steps * case.batch / (time.perf_counter() - started)
+    return round(case.steps * case.batch / (time.perf_counter() - started), 1)
 
 
 if __name__ == "__main__":

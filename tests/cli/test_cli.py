@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import csv
 import json
 import subprocess
 import sys
@@ -56,6 +57,13 @@ def test_train_then_evaluate(tiny: list[str], tmp_path: Path) -> None:
         "knn1",
     }
     assert metrics["queries"] == 40
+    done = kedge("evaluate", "first", "--held-out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    chosen = json.loads((tmp_path / "first/held_out.json").read_text())
+    assert (chosen["queries"], chosen["meta"]["gallery"]) == (16, 144)
+    best = max(float(row["val/accuracy"]) for row in csv.DictReader((tmp_path / "first/history.csv").open()))
+    assert chosen["accuracy"] == pytest.approx(best)
+    assert json.loads((tmp_path / "first/metrics.json").read_text()) == metrics
 
 
 def test_sweep(tiny: list[str], tmp_path: Path) -> None:
@@ -92,6 +100,7 @@ def test_a_failing_job_does_not_end_the_sweep(tiny: list[str], tmp_path: Path) -
         (["train", "--resume", "nowhere"], "nowhere is no run"),
         (["train", "--resume", "nowhere", "seed=1"], "--resume takes the run's own settings"),
         (["evaluate", "nowhere"], "nowhere"),
+        (["evaluate", "nowhere", "dataset=svhn", "--held-out"], "leave out the overrides"),
     ],
 )
 def test_bad_input_is_one_sentence(arguments: list[str], sentence: str, tmp_path: Path) -> None:

@@ -34,9 +34,9 @@ def evaluate(
     from kedge.evaluation import evaluate as measure
     from kedge.model import Model
 
-    model = Model.load(run)
     if held_out and overrides:
         raise ConfigError("The held-out pictures are those of the run's own dataset: leave out the overrides.")
+    model = Model.load(run)
     report = measure(model, held_out_of(run) if held_out else dataset_of(run, overrides or []))
     path = out or run / ("held_out.json" if held_out else "metrics.json")
     report.save(path)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -18,6 +20,9 @@ from kedge.metrics.distances import DEFAULT_MEMORY
 from kedge.metrics.inputs import Array
 from kedge.metrics.ranking import Rest
 from kedge.model import Model, embed_pictures
+
+_BATCH = {"cpu": 256, "cuda": 2048}
+"""Pictures embedded at a time."""
 
 
 def evaluate_embeddings(
@@ -66,10 +71,11 @@ def evaluate_embeddings(
     )
 
 
-def evaluate(model: Model, dataset: Dataset, *, batch_size: int = 256, limit: int | None = None) -> Report:
+def evaluate(model: Model, dataset: Dataset, *, batch_size: int | None = None, limit: int | None = None) -> Report:
     """Embed the training set as gallery and the test set as queries, and score the model on its device.
 
-    ``limit`` takes that many queries, spread evenly over the test set; the gallery stays whole.
+    ``batch_size`` is the device's business if None. ``limit`` takes that many queries, spread evenly over the test
+    set; the gallery stays whole.
     """
     if not isinstance(model, Model) or not isinstance(dataset, Dataset):
         raise ConfigError(
@@ -88,15 +94,22 @@ def evaluate(model: Model, dataset: Dataset, *, batch_size: int = 256, limit: in
     asked = dataset.test
     if limit is not None and limit < len(asked):
         asked = asked.subset(np.arange(limit) * len(asked) // limit)
+    if batch_size is None:
+        batch_size = _BATCH.get(model.device.type, _BATCH["cpu"])
+    started = time.perf_counter()
     queries = embed_pictures(model.embed_pixels, asked, batch_size=batch_size, title="queries")
     gallery = embed_pictures(model.embed_pixels, dataset.train, batch_size=batch_size, title="gallery")
-    return evaluate_embeddings(
+    routes = route(model, queries), route(model, gallery)
+    if model.device.type == "cuda":
+        torch.cuda.synchronize()
+    embedded = time.perf_counter()
+    report = evaluate_embeddings(
         queries,
         asked.labels,
         gallery,
         dataset.train.labels,
-        query_routes=route(model, queries),
-        gallery_routes=route(model, gallery),
+        query_routes=routes[0],
+        gallery_routes=routes[1],
         meta={
             "model": model.encoder.name,
             "model_fingerprint": model.fingerprint,
@@ -111,6 +124,9 @@ def evaluate(model: Model, dataset: Dataset, *, batch_size: int = 256, limit: in
             "versions": {"kedge": _version("kedge"), "torch": torch.__version__},
         },
     )
+    ended = time.perf_counter()
+    seconds = {"embedding": round(embedded - started, 2), "ranking": round(ended - embedded, 2)}
+    return replace(report, meta={**report.meta, "seconds": seconds})
 
 
 def _scores(ranking: Ranking) -> dict[str, float]:

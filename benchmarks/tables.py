@@ -1,0 +1,86 @@
+"""Writes the tables of the documentation from the result files: no figure there is typed by hand.
+
+    python benchmarks/tables.py            fills every table below a line `<!-- results: NAME -->` in docs/*.md
+    python benchmarks/tables.py --check    says which of them differ from what the results say
+
+Runs that differ by their seed alone (`name-0`, `name-1` …) share a row: mean ± standard deviation, and how many.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+COLUMNS = {
+    "label-list mAP": ("label_lists", "mAP"),
+    "brute-force mAP": ("brute_force", "mAP"),
+    "anchor-list mAP": ("anchor_lists", "mAP"),
+    "brute-force P@20": ("brute_force", "P@20"),
+}
+MARK = re.compile(r"(<!-- results: ([\w-]+) -->\n)(?:\|.*\n)*")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    check = parser.parse_args().check
+    stale = []
+    for page in sorted((HERE.parent / "docs").glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        filled = fill(text)
+        if filled != text:
+            stale.append(page.name)
+            if not check:
+                page.write_text(filled, encoding="utf-8")
+    if stale:
+        print(("out of date: " if check else "written: ") + ", ".join(stale))
+    raise SystemExit(1 if check and stale else 0)
+
+
+def fill(text: str) -> str:
+    """The text with every marked table as the results have it."""
+    return MARK.sub(
+        lambda match: match[1] + table(json.loads((HERE / "results" / f"{match[2]}.json").read_text())), text
+    )
+
+
+def table(record: dict[str, Any]) -> str:
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for run in record["runs"]:
+        several = "seed=" in run["command"]
+        groups.setdefault(re.sub(r"-\d+$", "", run["name"]) if several else run["name"], []).append(run)
+    words = {name: overrides(runs[0]["command"]) for name, runs in groups.items()}
+    common = [word for word in next(iter(words.values())) if all(word in others for others in words.values())]
+    lines = [f"| run | {' | '.join(COLUMNS)} | besides `{' '.join(common)}` |", f"|---|{'---|' * (len(COLUMNS) + 1)}"]
+    for name, runs in groups.items():
+        cells = [cell([scores(run)[method][metric] for run in runs]) for method, metric in COLUMNS.values()]
+        own = " ".join(f"`{word}`" for word in words[name] if word not in common)
+        lines.append(f"| {name} | {' | '.join(cells)} | {own} |")
+    return "\n".join(lines) + "\n"
+
+
+def scores(run: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = run.get("test") or run.get("held_out") or run["metrics"]
+    return found
+
+
+def cell(values: list[float]) -> str:
+    mean = f"{statistics.mean(values):.3f}".removeprefix("0")
+    if len(values) == 1:
+        return mean
+    return f"{mean} ± {statistics.stdev(values):.3f} ({len(values)})".replace("± 0.", "± .")
+
+
+def overrides(command: str) -> list[str]:
+    """What a command says beyond data, seed and machine; of two values for one name the later counts."""
+    beside = re.compile(r"(kedge|train)$|(dataset|seed|trainer|split)[.=]")
+    return list({word.partition("=")[0]: word for word in command.split() if not beside.match(word)}.values())
+
+
+if __name__ == "__main__":
+    main()
