@@ -59,6 +59,8 @@ def spread(run: list[str]) -> list[list[str]]:
     ranges = {match for word in run for match in re.findall(r"{(\d+)\.\.(\d+)}", word)}
     if not ranges:
         return [run]
+    if len(ranges) > 1:
+        raise SystemExit(f"One range for a run, not several: {' '.join(run)}")
     first, last = map(int, ranges.pop())
     return [[re.sub(r"{\d+\.\.\d+}", str(number), word) for word in run] for number in range(first, last + 1)]
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,6 @@ def test_tables_are_those_of_the_benchmarks() -> None:
 def test_every_table_of_results_is_marked() -> None:
     for page in (ROOT / "docs").glob("*.md"):
         lines = page.read_text(encoding="utf-8").splitlines()
-        for above, line in zip(lines, lines[1:], strict=False):
+        for above, line in itertools.pairwise(lines):
             if "mAP" in line and line.startswith("|") and not above.startswith("|"):
                 assert above.startswith("<!-- results: "), line

@@ -19,6 +19,7 @@ from kedge.training import compiling, train
 from kedge.training.callbacks import BestAndLast
 from kedge.training.compiling import Forward, compiled
 from kedge.training.data import Resident, TrainingData, fits_on
+from kedge.training.module import RetrievalTraining
 from kedge.training.step import Draws, Outcome, Prepare, Step
 
 
@@ -119,6 +120,7 @@ def test_trying_a_compiled_step_leaves_no_trace(
 def test_a_compiled_step_is_one_graph_with_the_same_outcome(mixing: Mixing) -> None:
     torch.manual_seed(0)
     encoder = build_encoder("resnet10", dim=8, head="bounded", image_size=16)
+    nn.init.normal_(encoder.head.linear.weight)  # at its zero start, nothing would reach the encoder
     augmentation = Augmentation(cutout=4, trivial=True)
     step = Step(encoder, CAMLoss(3, 8), Prepare(augmentation.draw, augmentation.apply, nn.Identity()), mixing)
     inputs, labels = torch.randint(0, 256, (6, 3, 16, 16), dtype=torch.uint8), torch.arange(6) % 3
@@ -161,10 +163,20 @@ def test_a_recorded_step_trains_as_the_plain_one(
     monkeypatch.setattr(compiling, "_RECORDS", ("cpu",))
     monkeypatch.setattr(compiling, "_record", record_on_cpu)
     monkeypatch.setattr(torch, "compile", lambda step, **_: step)
-    tiny = [*tiny, f"split.holdout={holdout}", "recipe.mixing.cutmix=0.5"]
+    used: list[bool] = []
+    real = RetrievalTraining.use
+
+    def watched(self: RetrievalTraining, fast: compiling.Fast) -> None:
+        used.append(fast.with_gradients)
+        real(self, fast)
+
+    monkeypatch.setattr(RetrievalTraining, "use", watched)
+    tiny = [*tiny, f"split.holdout={holdout}", "recipe.mixing.cutmix=0.5", "recipe.averaging=0.1"]
     for mode in ("off", "graph"):
         train(overrides=[*tiny, f"trainer.compile={mode}"], folder=tmp_path / mode)
+    assert used == [True]
     found = [torch.load(tmp_path / mode / "checkpoints/last.ckpt", weights_only=True) for mode in ("off", "graph")]
+    assert found[0]["state_dict"].keys() == found[1]["state_dict"].keys()
     for name, value in found[0]["state_dict"].items():
         torch.testing.assert_close(found[1]["state_dict"][name], value, msg=name)
     histories = [
@@ -173,6 +185,44 @@ def test_a_recorded_step_trains_as_the_plain_one(
         for file in [(tmp_path / mode / "history.csv").read_text().splitlines()]
     ]
     assert histories[0] == histories[1]
+
+
+@pytest.mark.parametrize("fails", ["at once", "when called", "when recorded"])
+def test_what_cannot_be_compiled_leaves_the_same_checkpoints(
+    fails: str, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Optimised(nn.Module):
+        """What torch.compile returns is a module that holds the step."""
+
+        def __init__(self, step: Step) -> None:
+            super().__init__()
+            self._orig_mod = step
+
+        def forward(self, *batch: Any) -> Any:
+            if fails == "when called":
+                raise RuntimeError("not here")
+            return self._orig_mod(*batch)
+
+    def compile_(step: Step, **_: object) -> Optimised:
+        if fails == "at once":
+            raise RuntimeError("not supported")
+        return Optimised(step)
+
+    def record(*_: object) -> Forward:
+        raise RuntimeError("no graph")
+
+    monkeypatch.setattr(torch, "compile", compile_)
+    monkeypatch.setattr(compiling, "_RECORDS", ("cpu",))
+    monkeypatch.setattr(compiling, "_record", record)
+    said = "could not be recorded and is launched" if fails == "when recorded" else "could not be compiled and trains"
+    with pytest.warns(UserWarning, match=said):
+        train(overrides=[*tiny, "recipe.epochs=2", "trainer.compile=graph"], folder=tmp_path / "fails")
+    train(overrides=[*tiny, "recipe.epochs=2"], folder=tmp_path / "plain")
+    for name in ("last", "best"):
+        paths = [tmp_path / run / f"checkpoints/{name}.ckpt" for run in ("plain", "fails")]
+        expected, found = (torch.load(path, weights_only=True)["state_dict"] for path in paths)
+        assert expected.keys() == found.keys()
+        assert all(torch.equal(value, found[key]) for key, value in expected.items())
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

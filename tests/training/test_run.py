@@ -20,6 +20,7 @@ from kedge.errors import ConfigError, DataError, TrainingError
 from kedge.losses import CAMLoss
 from kedge.training import resume_run, start_run
 from kedge.training.averaging import Averaging
+from kedge.training.module import RetrievalTraining
 
 
 def history(folder: Path) -> list[dict[str, str]]:
@@ -171,6 +172,39 @@ def test_the_average_of_the_weights_is_kept(tiny: list[str], tmp_path: Path, mon
     kept = weights(tmp_path, "best")["loss.anchors"].double()
     torch.testing.assert_close(kept, expected, rtol=1e-5, atol=1e-5)
     assert not torch.allclose(kept, seen[-1].double(), rtol=1e-5, atol=1e-5)
+
+
+def test_the_average_is_what_is_validated(tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    validated: dict[int, dict[str, torch.Tensor]] = {}
+    real = RetrievalTraining.on_validation_epoch_end
+
+    def watched(self: RetrievalTraining) -> None:
+        validated[self.current_epoch] = {name: value.clone() for name, value in self.state_dict().items()}
+        real(self)
+
+    monkeypatch.setattr(RetrievalTraining, "on_validation_epoch_end", watched)
+    train(overrides=[*tiny, "recipe.averaging=0.5"], folder=tmp_path)
+    best = torch.load(tmp_path / "checkpoints/best.ckpt", weights_only=True)
+    assert all(torch.equal(value, validated[best["epoch"]][name]) for name, value in best["state_dict"].items())
+    last = torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)
+    assert not torch.equal(last["state_dict"]["loss.anchors"], validated[last["epoch"]]["loss.anchors"])
+
+
+def test_parts_of_a_loss_that_come_and_go_are_refused(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = 0
+    real = CAMLoss.components
+
+    def fewer(self: CAMLoss, embeddings: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        nonlocal steps
+        steps += 1
+        parts = real(self, embeddings, labels)
+        return parts if steps < 3 else {"attractor": parts["attractor"]}
+
+    monkeypatch.setattr(CAMLoss, "components", fewer)
+    with pytest.raises(TrainingError, match="same parts in every step, found attractor, repeller, minimum_norm and at"):
+        train(overrides=tiny, folder=tmp_path)
 
 
 SCHEDULES = {

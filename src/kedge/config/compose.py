@@ -109,11 +109,14 @@ def held_out_of(run: str | Path) -> Any:
     """The dataset of a run with its held-out pictures in place of the test pictures, for choosing between runs."""
     from kedge.datasets import divide
 
-    dataset = dataset_of(run)
+    try:
+        dataset = dataset_of(run)
+    except (ConfigError, DataError) as error:
+        raise DataError(f"The pictures that {run} held out cannot be had: {error}") from error
     split = load_config(Path(run) / CONFIG).split
     train, held_out = divide(dataset.train, split.holdout, split.shots, split.seed)
     if held_out is None:
-        raise ConfigError(f"{run} held no pictures out (split.holdout=0).")
+        raise ConfigError(f"{run} held no pictures out (split.holdout={split.holdout:g}).")
     return replace(dataset, train=train, test=held_out)
 
 

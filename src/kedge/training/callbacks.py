@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import time
@@ -67,9 +68,8 @@ class BestAndLast(Checkpoint):
         """Save; the trainer calls this after everything else that belongs to the epoch."""
         final = trainer.current_epoch + 1 >= (trainer.max_epochs or 0)
         if isinstance(pl_module, RetrievalTraining) and pl_module.held_out:
-            name, mode = pl_module.target
-            value = trainer.callback_metrics[name].item()
-            if self.best is None or (value > self.best if mode == "max" else value < self.best):
+            value = trainer.callback_metrics[pl_module.target[0]].item()
+            if self.best is None or value > self.best:
                 self.best = value
                 self._keep(trainer.current_epoch, pl_module)
         elif final:
@@ -81,6 +81,8 @@ class BestAndLast(Checkpoint):
             trainer.strategy.save_checkpoint(self._kept, self.folder / BEST)
             self._waiting = False
         trainer.save_checkpoint(self.folder / LAST, weights_only=False)
+        if isinstance(pl_module, RetrievalTraining):
+            pl_module.saved_epochs = trainer.current_epoch + 1
         ended = time.monotonic()
         self._next = ended + (ended - started) / self.SHARE
 
@@ -143,7 +145,8 @@ class History(Callback):
         """Write what is left."""
         del trainer, pl_module, exception
         if self._rows:
-            self._write()
+            with contextlib.suppress(OSError):  # what ended the run is the better message
+                self._write()
 
     def state_dict(self) -> dict[str, Any]:
         """The rows belong to the checkpoint: the file may be behind it, or ahead."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -49,24 +50,23 @@ def compiled(step: Step, batch: TrainingBatch, mode: str, *, scale: float, autoc
     chance = torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
     # As the trainer has it: another setting would mean to compile again.
     cast = torch.autocast(device.type, autocast or torch.bfloat16, enabled=autocast is not None, cache_enabled=False)
-    forward = _compile(step, _MODES[mode])
-    recorded = mode in _RECORDED and device.type in _RECORDS and step.loss.compiles and autocast != torch.float16
+    # In a sweep, each run's step is one more variant of the same code, of which torch compiles eight.
+    torch.compiler.reset()
     step.train()
-    try:
-        if recorded:
-            forward = _record(step, forward, batch, scale, cast)
-        else:
-            _try(step, forward, batch, cast)
-    except Exception as error:  # whatever a compiler, its cache or a missing tool may raise
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        rank_zero_warn(f"The step could not be compiled and trains as it is, more slowly: {reason}")
-        forward, recorded = step, False
+    make = functools.partial(_tried, step, _MODES[mode], batch, cast)
+    forward, recorded = _unless_it_fails(make, "be compiled and trains as it is"), None
+    recordable = mode in _RECORDED and device.type in _RECORDS and step.loss.compiles and autocast != torch.float16
+    if forward is not None and recordable:
+        make = functools.partial(_record, step, forward, batch, scale, cast)
+        recorded = _unless_it_fails(make, "be recorded and is launched kernel by kernel")
+    if recorded is None:
         step.zero_grad(set_to_none=True)
     step.load_state_dict(before)
     torch.set_rng_state(chance[0])
     if chance[1] is not None:
         torch.cuda.set_rng_state(chance[1], device)
-    return Fast(forward, recorded, time.monotonic() - started)
+    used = next(one for one in (recorded, forward, step) if one is not None)
+    return Fast(used, recorded is not None, time.monotonic() - started)
 
 
 def _compile(step: Step, mode: str | None) -> Forward:
@@ -75,6 +75,21 @@ def _compile(step: Step, mode: str | None) -> Forward:
         return whole  # type: ignore[no-any-return]
     embed: Any = torch.compile(step.embed, mode=mode, dynamic=False)
     return lambda inputs, labels, draws: step.compare(embed(inputs, draws), labels)
+
+
+def _unless_it_fails(make: Callable[[], Forward], consequence: str) -> Forward | None:
+    try:
+        return make()
+    except Exception as error:  # whatever a compiler, its cache or a missing tool may raise
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        rank_zero_warn(f"The step could not {consequence}, more slowly: {reason}")
+        return None
+
+
+def _tried(step: Step, mode: str | None, batch: TrainingBatch, cast: AbstractContextManager[Any]) -> Forward:
+    forward = _compile(step, mode)
+    _try(step, forward, batch, cast)
+    return forward
 
 
 def _try(step: Step, forward: Forward, batch: TrainingBatch, cast: AbstractContextManager[Any]) -> None:

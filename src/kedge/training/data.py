@@ -23,8 +23,8 @@ _REFERENCE_AT_MOST = 10_000
 _SHARE = 0.5
 """Of the device's free memory, so much may be taken by the training set; the network needs the rest."""
 _WORKERS = 8
-_LARGER = 4
-"""On a GPU, batches without gradients may be so many times as large as those with: fewer launches to wait for."""
+_SMALL, _LARGER = 3 * 64 * 64, 4
+"""On a GPU, batches of pictures of so few bytes are so many times larger without gradients: fewer launches."""
 
 
 class Examples(Protocol):
@@ -187,7 +187,9 @@ class TrainingData(L.LightningDataModule):
         return loaders
 
     def _batches(self, examples: Examples, order: EpochOrder | range, *, drop_last: bool = False) -> Iterable[Batch]:
-        size = self.batch_size * (_LARGER if self.for_gpu and isinstance(order, range) else 1)
+        size = self.batch_size
+        if self.for_gpu and isinstance(order, range) and examples.__getitems__([0])[0].nbytes <= _SMALL:
+            size *= _LARGER
         if isinstance(examples, Resident):
             return DeviceBatches(examples, order, size, drop_last=drop_last)
         options: dict[str, Any] = {"sampler": order, "drop_last": drop_last}

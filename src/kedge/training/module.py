@@ -36,9 +36,9 @@ class RetrievalTraining(L.LightningModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        # In a tuple, so that it is no second submodule with the same weights.
+        # In tuples, so that they are no second submodules with the same weights.
         self._step = (step,)
-        self._forward: Forward = step.__call__
+        self._forward: tuple[Forward] = (step,)
         self._with_gradients = False
         self.network = step.network
         self.loss = step.loss
@@ -56,11 +56,13 @@ class RetrievalTraining(L.LightningModule):
         self._totals: Tensor | None = None
         self._steps = 0
         self._warned = False
+        self.saved_epochs = 0
+        """How many epochs the last checkpoint holds."""
         self._found: list[list[Batch]] = [[], []]
 
     def use(self, fast: Fast) -> None:
         """Take a compiled step in place of the plain one."""
-        self._forward, self._with_gradients = fast.forward, fast.with_gradients
+        self._forward, self._with_gradients = (fast.forward,), fast.with_gradients
 
     @property
     def target(self) -> tuple[str, Literal["max", "min"]]:
@@ -70,6 +72,10 @@ class RetrievalTraining(L.LightningModule):
         return ("val/accuracy" if self.knows_classes else "val/knn1"), "max"
 
     # ------------------------------------------------------------------ training
+
+    def on_train_start(self) -> None:
+        """A resumed run has its checkpoint."""
+        self.saved_epochs = self.current_epoch
 
     def on_train_epoch_start(self) -> None:
         """Restart every source of chance from seed and epoch, so that a resumed run repeats the epoch."""
@@ -82,10 +88,15 @@ class RetrievalTraining(L.LightningModule):
         """One batch: augment, embed, compare with the anchors."""
         del batch_idx
         inputs, labels = batch
-        found = self._forward(inputs, labels, self._step[0].draw(inputs, self._chance))
-        # A copy: the memory of a compiled step's outcome is used again.
-        self._totals = found.counted.clone() if self._totals is None else self._totals.add_(found.counted)
-        self._names = found.names
+        found = self._forward[0](inputs, labels, self._step[0].draw(inputs, self._chance))
+        if self._totals is None:
+            # A copy: the memory of a compiled step's outcome is used again.
+            self._names, self._totals = found.names, found.counted.clone()
+        elif self._names == found.names:
+            self._totals.add_(found.counted)
+        else:
+            parts = " and ".join(", ".join(names[1:-1]) for names in (self._names, found.names))
+            raise TrainingError(f"The loss {self.loss.name} must have the same parts in every step, found {parts}.")
         self._steps += 1
         if found.loss.device.type == "cpu" and not torch.isfinite(found.loss):
             raise self._not_finite()
@@ -130,7 +141,7 @@ class RetrievalTraining(L.LightningModule):
         return shown if len(shown) > 2 else {"loss": shown["loss"]} if shown else {}
 
     def _not_finite(self) -> TrainingError:
-        kept = f"; the checkpoint of epoch {self.current_epoch} is kept" if self.current_epoch else ""
+        kept = f"; the checkpoint of epoch {self.saved_epochs} is kept" if self.saved_epochs else ""
         return TrainingError(
             f"The loss or the weights became NaN or infinite in epoch {self.current_epoch + 1}{kept}. Lower "
             f"recipe.optimizer.lr (now {self.recipe.optimizer.lr:g}) and start again."

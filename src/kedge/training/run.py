@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import logging
 import warnings
@@ -159,6 +160,10 @@ class _Run:
         )
 
     def _data(self) -> TrainingData:
+        if self.device.type == "cuda":
+            # In a sweep, the last run's recorded step holds its memory until it is collected.
+            gc.collect()
+            torch.cuda.empty_cache()
         train: Examples = self.pictures
         held_out: Examples | None = self.held_out
         if self.recipe.freeze:
@@ -208,7 +213,8 @@ class _Run:
         fast = compiled(step, (inputs, labels, draws), mode, scale=module.loss_scale, autocast=autocast)
         module.use(fast)
         if fast.forward is not step:
-            _console.print(f"The step was compiled ({mode}) in {fast.seconds:.0f} s.")
+            how = "and recorded as one launch " if fast.with_gradients else ""
+            _console.print(f"The step was compiled {how}in {fast.seconds:.0f} s.")
 
     @property
     def _precision(self) -> str:
@@ -238,7 +244,7 @@ class _Run:
             # The trainer turns Ctrl-C into an exit of its own.
             if not (self.folder / LAST).exists():
                 raise Interrupted("Stopped before the first epoch ended: there is nothing to resume.") from None
-            done = f"{trainer.current_epoch} of {trainer.max_epochs} epochs"
+            done = f"{module.saved_epochs} of {trainer.max_epochs} epochs"
             raise Interrupted(f"Stopped after {done}. Go on with: kedge train --resume {self.folder}") from None
 
     def _trainer(self) -> L.Trainer:
