@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kedge.errors import ConfigError
 from kedge.losses import CAMLoss
-from kedge.losses.cam import minimum_norm, repeller
+from kedge.losses.cam import in_one_order, minimum_norm, repeller
 from kedge.losses.repeller import _FEW
 
 # (classes, dim): fewer classes than dimensions, as many, more.
@@ -247,3 +247,12 @@ def test_an_anchor_whose_norm_underflows_leaves_the_origin() -> None:
     minimum_norm(anchors, 1.0).backward()
     assert anchors.grad is not None
     assert anchors.grad.norm().item() == pytest.approx(1.0, rel=1e-3)
+
+
+def test_a_product_takes_the_same_anchors_as_a_lookup() -> None:
+    loss, _, labels = example(9, 3)
+    weights = torch.randn(11, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    found = [in_one_order(labels, loss.anchors), torch.nn.functional.embedding(labels, loss.anchors)]
+    assert torch.equal(*found)
+    gradients = [torch.autograd.grad((one * weights).sum(), loss.anchors)[0] for one in found]
+    torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-12)

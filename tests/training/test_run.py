@@ -156,6 +156,14 @@ def test_the_same_seed_gives_the_same_weights(tiny: list[str], tmp_path: Path) -
     assert not same_weights(tmp_path / "a", tmp_path / "c")
 
 
+@pytest.mark.parametrize("final", [0.0, 0.25])
+def test_one_cycle_ends_where_it_is_told_to(final: float, tiny: list[str], tmp_path: Path) -> None:
+    train(overrides=[*tiny, f"recipe.schedule.final={final}"], folder=tmp_path)
+    rates = [float(row["lr"]) for row in history(tmp_path)]
+    assert max(rates) <= 0.05
+    assert rates[-1] == pytest.approx(0.05 * final, rel=0.1, abs=0.002)
+
+
 def test_the_average_of_the_weights_is_kept(tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[torch.Tensor] = []
     real = Averaging.on_train_batch_end

@@ -29,17 +29,27 @@ _POINTS, _ANCHORS = 2048, 16384
 
 def attractor(embeddings: Tensor, labels: Tensor, anchors: Tensor) -> Tensor:
     """½‖e − c_y‖², mean over the batch: the only part that reaches the encoder."""
-    # Not anchors[labels]: the backward of a lookup is one kernel, that of indexing a sort.
-    own = nn.functional.embedding(labels.long(), anchors)
-    return nn.functional.mse_loss(embeddings, own, reduction="sum") / (2 * len(labels))
+    return nn.functional.mse_loss(embeddings, _of(labels, anchors), reduction="sum") / (2 * len(labels))
 
 
 def mixed_attractor(embeddings: Tensor, labels: Tensor, others: Tensor, weights: Tensor, anchors: Tensor) -> Tensor:
     """½(w‖e − c_y‖² + (1 − w)‖e − c_o‖²), mean over the batch: a mixed image is attracted to both, by their shares."""
-    own, other = (
-        (embeddings - nn.functional.embedding(one.long(), anchors)).square().sum(dim=1) for one in (labels, others)
-    )
+    own, other = ((embeddings - _of(one, anchors)).square().sum(dim=1) for one in (labels, others))
     return torch.lerp(other, own, weights.to(own.dtype)).mean() / 2
+
+
+def _of(labels: Tensor, anchors: Tensor) -> Tensor:
+    """The anchor of each label."""
+    if anchors.device.type == "cpu" or not few(anchors):
+        # Not anchors[labels]: the backward of a lookup is one kernel, that of indexing a sort.
+        return nn.functional.embedding(labels.long(), anchors)
+    return in_one_order(labels, anchors)
+
+
+def in_one_order(labels: Tensor, anchors: Tensor) -> Tensor:
+    """The same as a product: on a GPU, the backward of a lookup adds up in another order each time."""
+    classes = torch.arange(len(anchors), device=anchors.device)
+    return (labels.unsqueeze(1) == classes).to(anchors.dtype) @ anchors
 
 
 def minimum_norm(anchors: Tensor, min_norm: float) -> Tensor:

@@ -20,6 +20,9 @@ from kedge.training.step import Step
 
 __all__ = ["RetrievalTraining"]
 
+_NEXT_TO_NOTHING = 4e-6
+"""The schedule divides by the last rate."""
+
 
 class RetrievalTraining(L.LightningModule):
     """Trains the network of a step (an encoder, or only its head) together with the parameters of its loss."""
@@ -234,8 +237,15 @@ class RetrievalTraining(L.LightningModule):
         if schedule.name == "one_cycle":
             steps = int(self.trainer.estimated_stepping_batches)
             rates = [group["lr"] for group in optimizer.param_groups]
+            start = 1 / 25
             scheduler = OneCycleLR(
-                optimizer, rates, total_steps=max(2, steps), pct_start=schedule.warmup, cycle_momentum=False
+                optimizer,
+                rates,
+                total_steps=max(2, steps),
+                pct_start=schedule.warmup,
+                cycle_momentum=False,
+                div_factor=1 / start,
+                final_div_factor=start / max(schedule.final, _NEXT_TO_NOTHING),
             )
             return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
         if schedule.name == "plateau":

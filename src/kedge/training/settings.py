@@ -45,6 +45,7 @@ class Schedule:
 
     name: str = "one_cycle"
     warmup: float = 0.2
+    final: float = 0.0
     factor: float = 0.5
     patience: int = 6
     patience_few_shot: int = 9
@@ -52,6 +53,7 @@ class Schedule:
     def __post_init__(self) -> None:
         _one_of("recipe.schedule.name", self.name, ("one_cycle", "plateau", "constant"))
         _within("recipe.schedule.warmup", self.warmup, above=0, below=1)
+        _within("recipe.schedule.final", self.final, least=0, below=1)
         _within("recipe.schedule.factor", self.factor, above=0, below=1)
         _within("recipe.schedule.patience", self.patience, least=0)
         _within("recipe.schedule.patience_few_shot", self.patience_few_shot, least=0)
