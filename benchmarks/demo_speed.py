@@ -8,16 +8,16 @@ Seconds per epoch are those of the run's own history; the ratio is of their medi
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 from machine import describe
+from runs import kedge
+from runs import seconds as seconds_of
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results" / "demo_speed.json"
@@ -50,11 +50,9 @@ def main() -> None:
 
 
 def epochs(source: Path, folder: Path) -> list[float]:
-    command = [sys.executable, "-m", "kedge", "train", "experiment=demo", f"recipe.epochs={EPOCHS}"]
-    environment = {**os.environ, "PYTHONPATH": str(source)}
-    subprocess.run([*command, f"hydra.run.dir={folder}"], env=environment, check=True, capture_output=True)
-    with (folder / "history.csv").open(newline="") as file:
-        return [float(row["seconds"]) for row in csv.DictReader(file)]
+    settings = ("experiment=demo", f"recipe.epochs={EPOCHS}", f"hydra.run.dir={folder}")
+    kedge("train", *settings, environment={**os.environ, "PYTHONPATH": str(source)})
+    return seconds_of(folder)
 
 
 if __name__ == "__main__":

@@ -10,11 +10,8 @@ overrides stands for one run each.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import re
-import subprocess
-import sys
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from machine import describe
+from runs import history, kedge, seconds
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -70,23 +68,19 @@ def trained(name: str, folder: Path, common: list[str], overrides: list[str], *,
         "name": name,
         "command": " ".join(["kedge train dataset=arrays dataset.path=DATA.npz", *overrides]),
     }
-    log = folder.with_suffix(".log")
-    with log.open("wb") as stream:
-        train = [sys.executable, "-m", "kedge", "train", *common, *overrides, f"hydra.run.dir={folder}"]
-        subprocess.run(train, stdout=stream, stderr=stream)
-    if not (folder / "model").exists():
-        print(name, "failed:", log.read_text()[-2000:], flush=True)
-        return found | {"failed": log.read_text().strip().splitlines()[-1]}
-    with (folder / "history.csv").open(newline="") as file:
-        history = list(csv.DictReader(file))
-    target = next((column for column in history[-1] if column.startswith("val/")), None)
-    found["epochs"] = len(history)
-    found["seconds_of_epochs"] = round(sum(float(row["seconds"]) for row in history), 1)
-    found["said"] = [line for line in log.read_text().splitlines() if re.search("ompil|mean of the anchors", line)]
+    try:
+        said = kedge("train", *common, *overrides, f"hydra.run.dir={folder}").splitlines()
+    except SystemExit as failed:  # the others' figures are still wanted
+        print(name, "failed:", failed, flush=True)
+        return found | {"failed": str(failed).strip().splitlines()[-1]}
+    rows = history(folder)
+    target = next((column for column in rows[-1] if column.startswith("val/")), None)
+    found["epochs"] = len(rows)
+    found["seconds_of_epochs"] = round(sum(seconds(folder)), 1)
+    found["said"] = [line for line in said if re.search("ompil|mean of the anchors", line)]
     if target is not None:
-        found["target"] = {target: [round(float(row[target]), 4) for row in history]}
-    evaluate = [sys.executable, "-m", "kedge", "evaluate", str(folder), *(["--held-out"] if held_out else [])]
-    subprocess.run(evaluate, check=True, stdout=subprocess.DEVNULL)
+        found["target"] = {target: [round(float(row[target]), 4) for row in rows]}
+    kedge("evaluate", folder, *(["--held-out"] if held_out else []))
     metrics = json.loads((folder / ("held_out.json" if held_out else "metrics.json")).read_text())
     found["held_out" if held_out else "test"] = metrics
     shown = {column: round(metrics[column]["mAP"], 4) for column in ("label_lists", "brute_force", "anchor_lists")}

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import Any
 from safetensors.numpy import load_file
 
 from machine import describe
+from runs import kedge, seconds
 
 RESULTS = Path(__file__).parent / "results" / "repeat.json"
 COLUMNS = ("label_lists", "brute_force", "anchor_lists")
@@ -61,15 +60,10 @@ def main() -> None:
 
 def train(folder: Path, overrides: list[str]) -> tuple[dict[str, Any], dict[str, Any], float]:
     """Metrics, weights, seconds."""
-    for arguments in (["train", *overrides, f"hydra.run.dir={folder}"], ["evaluate", str(folder)]):
-        done = subprocess.run([sys.executable, "-m", "kedge", *arguments], capture_output=True, text=True)
-        if done.returncode:
-            raise SystemExit(done.stderr[-3000:])
+    kedge("train", *overrides, f"hydra.run.dir={folder}")
+    kedge("evaluate", folder)
     weights = load_file(next((folder / "model").glob("*.safetensors")))
-    rows = (folder / "history.csv").read_text().splitlines()
-    place = rows[0].split(",").index("seconds")
-    seconds = sum(float(row.split(",")[place]) for row in rows[1:])
-    return json.loads((folder / "metrics.json").read_text()), weights, round(seconds, 1)
+    return json.loads((folder / "metrics.json").read_text()), weights, round(sum(seconds(folder)), 1)
 
 
 if __name__ == "__main__":

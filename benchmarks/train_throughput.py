@@ -16,11 +16,8 @@ All get ready side by side (most of the time goes into compiling) and are then t
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import multiprocessing
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -36,6 +33,7 @@ from kedge.config.compose import compose
 from kedge.encoders import build_encoder
 from kedge.losses import CAMLoss
 from machine import describe
+from runs import history, kedge, seconds
 
 RESULTS = Path(__file__).parent / "results" / "train_throughput.json"
 MODES = ("default", "reduce-overhead", "graph")
@@ -105,15 +103,10 @@ def kedge_train(case: Case, data: Path) -> float:
     ]
     with tempfile.TemporaryDirectory() as scratch:
         run = Path(scratch, "run")
-        done = subprocess.run(
-            [sys.executable, "-m", "kedge", "train", *overrides, f"hydra.run.dir={run}"], capture_output=True, text=True
-        )
-        if done.returncode:
-            raise SystemExit(done.stderr[-3000:])
-        with (run / "history.csv").open(newline="") as file:
-            rows = list(csv.DictReader(file))
+        kedge("train", *overrides, f"hydra.run.dir={run}")
+        rows, times = history(run), seconds(run)
     steps = int(rows[-1]["step"]) - int(rows[0]["step"])
-    return round(steps * case.batch / sum(float(row["seconds"]) for row in rows[1:]), 1) if steps else 0.0
+    return round(steps * case.batch / sum(times[1:]), 1) if steps else 0.0
 
 
 class Rivals:
