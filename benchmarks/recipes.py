@@ -77,6 +77,8 @@ def trained(name: str, folder: Path, common: list[str], overrides: list[str], *,
     target = next((column for column in rows[-1] if column.startswith("val/")), None)
     found["epochs"] = len(rows)
     found["seconds_of_epochs"] = round(sum(seconds(folder)), 1)
+    # A warning begins with where it was raised: a path of this machine.
+    said = [line.rpartition("Warning: ")[2] for line in said]
     found["said"] = [line for line in said if re.search("ompil|mean of the anchors", line)]
     if target is not None:
         found["target"] = {target: [round(float(row[target]), 4) for row in rows]}

@@ -36,22 +36,7 @@ class Examples(Protocol):
 
 @dataclass(frozen=True)
 class Features:
-    """Outputs of a frozen encoder, in place of pictures."""
-
-    values: Tensor
-    labels: Tensor
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def __getitems__(self, indices: Sequence[int]) -> Batch:
-        rows = torch.as_tensor(indices)
-        return self.values[rows], self.labels[rows]
-
-
-@dataclass(frozen=True)
-class Resident:
-    """Examples that live on a device, and whose batches are put together there."""
+    """Inputs that are tensors already, such as the outputs of a frozen encoder in place of pictures."""
 
     values: Tensor
     labels: Tensor
@@ -62,6 +47,10 @@ class Resident:
     def __getitems__(self, indices: Sequence[int]) -> Batch:
         rows = torch.as_tensor(indices, device=self.values.device)
         return self.values[rows], self.labels[rows]
+
+
+class Resident(Features):
+    """Examples that live on a device, and whose batches are put together there."""
 
     @classmethod
     def of(cls, examples: Examples, device: torch.device) -> Resident:
