@@ -14,6 +14,7 @@ import json
 import re
 import tempfile
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -68,11 +69,13 @@ def trained(name: str, folder: Path, common: list[str], overrides: list[str], *,
         "name": name,
         "command": " ".join(["kedge train dataset=arrays dataset.path=DATA.npz", *overrides]),
     }
+    started = time.monotonic()
     try:
         said = kedge("train", *common, *overrides, f"hydra.run.dir={folder}").splitlines()
     except SystemExit as failed:  # the others' figures are still wanted
         print(name, "failed:", failed, flush=True)
         return found | {"failed": str(failed).strip().splitlines()[-1]}
+    found["seconds_of_command"] = round(time.monotonic() - started, 1)
     rows = history(folder)
     target = next((column for column in rows[-1] if column.startswith("val/")), None)
     found["epochs"] = len(rows)
@@ -86,7 +89,12 @@ def trained(name: str, folder: Path, common: list[str], overrides: list[str], *,
     metrics = json.loads((folder / ("held_out.json" if held_out else "metrics.json")).read_text())
     found["held_out" if held_out else "test"] = metrics
     shown = {column: round(metrics[column]["mAP"], 4) for column in ("label_lists", "brute_force", "anchor_lists")}
-    print(name, json.dumps(shown | {"seconds_of_epochs": found["seconds_of_epochs"]}), found["said"], flush=True)
+    print(
+        name,
+        json.dumps(shown | {name: value for name, value in found.items() if name.startswith("seconds")}),
+        found["said"],
+        flush=True,
+    )
     return found
 
 

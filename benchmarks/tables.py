@@ -1,6 +1,6 @@
 """Writes the tables of the documentation from the result files: no figure there is typed by hand.
 
-    python benchmarks/tables.py            fills every table below a line `<!-- results: NAME -->` in docs/*.md
+    python benchmarks/tables.py            fills every table below `<!-- results: NAME -->` in README and docs
     python benchmarks/tables.py --check    says which of them differ from what the results say
 
 Runs that differ by their seed alone (`name-0`, `name-1` …) share a row: mean ± standard deviation, and how many.
@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
     stale = []
-    for page in sorted((HERE.parent / "docs").glob("*.md")):
+    for page in [HERE.parent / "README.md", *sorted((HERE.parent / "docs").glob("*.md"))]:
         text = page.read_text(encoding="utf-8")
         filled = fill(text)
         if filled != text:
@@ -56,24 +56,27 @@ def table(record: dict[str, Any]) -> str:
         groups.setdefault(re.sub(r"-\d+$", "", run["name"]) if several else run["name"], []).append(run)
     words = {name: overrides(runs[0]["command"]) for name, runs in groups.items()}
     common = [word for word in next(iter(words.values())) if all(word in others for others in words.values())]
-    lines = [f"| run | {' | '.join(COLUMNS)} | besides `{' '.join(common)}` |", f"|---|{'---|' * (len(COLUMNS) + 1)}"]
+    last = f"besides `{' '.join(common)}`" if common else "overrides"
+    lines = [f"| run | {' | '.join(COLUMNS)} | {last} |", f"|---|{'---|' * (len(COLUMNS) + 1)}"]
     for name, runs in groups.items():
-        cells = [cell([scores(run)[method][metric] for run in runs]) for method, metric in COLUMNS.values()]
+        cells = [cell([scores(run)[method].get(metric) for run in runs]) for method, metric in COLUMNS.values()]
         own = " ".join(f"`{word}`" for word in words[name] if word not in common)
         lines.append(f"| {name} | {' | '.join(cells)} | {own} |")
     return "\n".join(lines) + "\n"
 
 
 def scores(run: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = run.get("test") or run.get("held_out") or run["metrics"]
-    return found
+    return next(run[name] for name in ("metrics", "test", "held_out") if name in run)  # type: ignore[no-any-return]
 
 
-def cell(values: list[float]) -> str:
-    mean = f"{statistics.mean(values):.3f}".removeprefix("0")
-    if len(values) == 1:
+def cell(values: list[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    if not known:
+        return "–"
+    mean = f"{statistics.mean(known):.3f}".removeprefix("0")
+    if len(known) == 1:
         return mean
-    return f"{mean} ± {statistics.stdev(values):.3f} ({len(values)})".replace("± 0.", "± .")
+    return f"{mean} ± {statistics.stdev(known):.3f} ({len(known)})".replace("± 0.", "± .")
 
 
 def overrides(command: str) -> list[str]:

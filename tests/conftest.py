@@ -52,4 +52,7 @@ def tiny(stripes: Path) -> list[str]:
         "recipe.epochs=3",
         "recipe.optimizer.lr=0.05",
         "recipe.augmentation.cutout=0",
+        "recipe.mixing.cutmix=0",
+        "recipe.averaging=0",
+        "recipe.loss_scale=3",
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -70,20 +69,3 @@ def test_shell_blocks_run(desk: Path, offline: dict[str, str]) -> None:
         assert done.returncode == 0, done.stderr
     assert (desk / "runs/photos/metrics.json").exists()
     assert "data:image" in (desk / "hits.html").read_text(encoding="utf-8")
-
-
-def test_figures_are_those_of_the_benchmarks() -> None:
-    name, table = re.search(r"<!-- results: (\w+) -->\n(.*?)\n\n", README, re.S).groups()  # type: ignore[union-attr]
-    runs = json.loads((ROOT / f"benchmarks/results/{name}.json").read_text())["runs"]
-    metrics = {run["name"]: run["metrics"] for run in runs}
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
-    assert len(rows) == 4
-    for recipe, loss, *shown in rows:
-        found = metrics[f"{recipe}-{loss.lower().replace('-', '_')}"]
-        values = [
-            found["label_lists"]["mAP"],
-            found["brute_force"]["mAP"],
-            found["anchor_lists"]["mAP"],
-            found["brute_force"]["P@20"],
-        ]
-        assert shown == [f"{value:.3f}".removeprefix("0") for value in values]

@@ -227,8 +227,9 @@ def test_what_cannot_be_compiled_leaves_the_same_checkpoints(
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("mixing", [Mixing(), Mixing(cutmix=0.5)])
-def test_a_cuda_graph_leaves_the_gradients_of_the_plain_step(mixing: Mixing) -> None:
+def test_a_cuda_graph_leaves_the_gradients_of_the_plain_step(mixing: Mixing, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # which rounds differently in every kernel
     device = torch.device("cuda")
     encoder = build_encoder("resnet10", dim=8, head="bounded", image_size=16)
     augmentation = Augmentation(cutout=4)
@@ -251,7 +252,8 @@ def test_a_cuda_graph_leaves_the_gradients_of_the_plain_step(mixing: Mixing) -> 
         expected = step(*batch)
         torch.testing.assert_close(found.counted, expected.counted, rtol=1e-3, atol=1e-4)
         for one, other in zip(gradients, torch.autograd.grad(expected.loss * 3, list(step.parameters())), strict=True):
-            torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-3)
+            # As a whole: a value next to a kink of the network falls to one side here, to the other there.
+            assert (one - other).norm() < 0.02 * other.norm() + 1e-4, ((one - other).norm() / other.norm()).item()
 
 
 def test_short_epochs_are_saved_now_and_then(tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,21 +19,23 @@ class Averaging(Callback):
         self.share = share
         self._own: dict[str, Tensor] = {}
         self._average: dict[str, Tensor] = {}
+        self._spare: list[Tensor] = []
         self._steps = 0
+        self._most = 1.0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Take hold of what is averaged."""
-        del trainer
+        self._most = max(1.0, self.share * float(trainer.estimated_stepping_batches))
         self._own = {name: value for name, value in pl_module.state_dict().items() if value.is_floating_point()}
         begun = self._average or self._own
         self._average = {name: begun[name].to(own.device, copy=True) for name, own in self._own.items()}
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
         """Move the average towards the weights."""
-        del pl_module, args
+        del trainer, pl_module, args
         self._steps += 1
         # Early on the average is one of few steps.
-        span = min(self._steps, max(1.0, self.share * float(trainer.estimated_stepping_batches)))
+        span = min(self._steps, self._most)
         torch._foreach_lerp_(list(self._average.values()), list(self._own.values()), 1 / span)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -49,9 +51,10 @@ class Averaging(Callback):
     def _swap(self) -> None:
         """Exchange the values, not the memory, which a compiled step knows by its place."""
         own, average = list(self._own.values()), list(self._average.values())
-        kept = [value.clone() for value in own]
+        self._spare = self._spare or [torch.empty_like(value) for value in own]
+        torch._foreach_copy_(self._spare, own)
         torch._foreach_copy_(own, average)
-        torch._foreach_copy_(average, kept)
+        torch._foreach_copy_(average, self._spare)
 
     @property
     def weights(self) -> dict[str, Tensor]:

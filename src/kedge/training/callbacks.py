@@ -52,7 +52,7 @@ class BestAndLast(Checkpoint):
     Epochs that are shorter than saving them are saved now and then, so that training does not wait for the disk.
     """
 
-    SHARE = 0.03
+    SHARE = 0.01
     """Of the time, saving may take so much."""
 
     def __init__(self, folder: Path, averaging: Averaging | None = None) -> None:

@@ -17,7 +17,7 @@ from kedge.training.step import Draws, Outcome, Step
 
 __all__ = ["AUTO", "Fast", "Forward", "compiled"]
 
-AUTO = "default"
+AUTO = "graph"
 Forward = Callable[[Tensor, Tensor, Draws], Outcome]
 TrainingBatch = tuple[Tensor, Tensor, Draws]
 

@@ -103,11 +103,17 @@ class DeviceBatches:
         return whole if self.drop_last else -(-len(self.sampler) // self.batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
-        order = self.sampler.order() if isinstance(self.sampler, EpochOrder) else torch.tensor(self.sampler)
-        order = order.to(self.examples.values.device)
+        order = self._order()
         for place in range(len(self)):
             rows = order[place * self.batch_size : (place + 1) * self.batch_size]
             yield self.examples.values[rows], self.examples.labels[rows]
+
+    def _order(self) -> Tensor:
+        device = self.examples.values.device
+        if isinstance(self.sampler, EpochOrder):
+            return self.sampler.order().to(device)
+        # Made there: to copy it would be to wait for all the device still has to do.
+        return torch.arange(self.sampler.start, self.sampler.stop, self.sampler.step, device=device)
 
 
 def seed_of(*parts: int) -> int:

@@ -119,8 +119,8 @@ class RetrievalTraining(L.LightningModule):
         """Log the epoch's means, refuse to go on with broken numbers, move the rate."""
         means = self.running_means()
         # The weights too: the last step of an epoch may break them without breaking a loss that was seen.
-        weights = [*self.parameters(), *(buffer for buffer in self.buffers() if buffer.is_floating_point())]
-        whole = torch.stack([weight.detach().sum(dtype=torch.float64) for weight in weights]).isfinite().all()
+        weights = [value for value in self.state_dict().values() if value.is_floating_point()]
+        whole = torch.stack(torch._foreach_norm(weights)).isfinite().all()
         if not all(map(math.isfinite, means.values())) or not whole:
             raise self._not_finite()
         self._warn_if_idle(means)

@@ -251,6 +251,7 @@ class _Run:
         wanted = self.settings.trainer
         on_gpu = self.device.type == "cuda"
         precision: Any = self._precision
+        torch.backends.cudnn.deterministic = True  # as fast, and a seed means a result
         averaging = Averaging(self.recipe.averaging) if self.recipe.averaging else None
         loggers: list[Logger] = []
         if find_spec("tensorboard") is not None:
@@ -260,7 +261,7 @@ class _Run:
             devices=1,
             precision=precision,
             deterministic=wanted.deterministic,
-            benchmark=on_gpu and not wanted.deterministic,
+            benchmark=False,  # it would choose other kernels, and so other roundings, in every run
             max_epochs=self.recipe.epochs,
             callbacks=[
                 *([averaging] if averaging else []),
