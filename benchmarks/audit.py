@@ -27,7 +27,7 @@ from kedge.audit import Audit, audit
 from kedge.datasets import sample
 from kedge.gallery import Gallery
 from kedge.model import Model
-from machine import describe
+from kedge.reproduce.machine import describe
 
 RESULTS = Path(__file__).parent / "results" / "audit.json"
 SHUFFLED = 0.05

@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from machine import describe
+from kedge.reproduce.machine import describe
 from runs import kedge
 from runs import seconds as seconds_of
 

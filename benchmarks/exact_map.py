@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from kedge.metrics import rank_relevant
-from machine import describe
+from kedge.reproduce.machine import describe
 
 RESULTS = Path(__file__).parent / "results" / "exact_map.json"
 SEED = 0

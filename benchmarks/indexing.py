@@ -26,7 +26,7 @@ from kedge.gallery import Gallery
 from kedge.gallery.indexing import index_folder
 from kedge.images import Preprocessing, list_pictures, read_picture
 from kedge.model import Model
-from machine import describe
+from kedge.reproduce.machine import describe
 
 RESULTS = Path(__file__).parent / "results" / "indexing.json"
 SIDE, SEEN, CLASSES, BATCH = 256, 64, 10, 64

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from kedge.losses import CAMLoss, CrossEntropyLoss, start_anchors
-from machine import describe
+from kedge.reproduce.machine import describe
 
 RESULTS = Path(__file__).parent / "results" / "loss_step.json"
 SEED, BATCH, DIM = 0, 512, 512

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from machine import describe
+from kedge.reproduce.machine import describe
 from runs import history, kedge, seconds
 
 RESULTS = Path(__file__).parent / "results"

@@ -16,7 +16,7 @@ from typing import Any
 
 from safetensors.numpy import load_file
 
-from machine import describe
+from kedge.reproduce.machine import describe
 from runs import kedge, seconds
 
 RESULTS = Path(__file__).parent / "results" / "repeat.json"

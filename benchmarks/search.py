@@ -32,7 +32,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from machine import describe
+from kedge.reproduce.machine import describe
 from rivals import (
     BREADTH,
     DEGREE,

@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from machine import describe
+from kedge.reproduce.machine import describe
 
 RESULTS = Path(__file__).parent / "results" / "startup.json"
 REPEATS = 9

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from kedge.config.compose import compose
 from kedge.encoders import build_encoder
 from kedge.losses import CAMLoss
-from machine import describe
+from kedge.reproduce.machine import describe
 from runs import history, kedge, seconds
 
 RESULTS = Path(__file__).parent / "results" / "train_throughput.json"
@@ -71,13 +71,14 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("--only", nargs="+", choices=CASES)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--holdout", type=float, default=0.1, help="share of the pictures that is validated with")
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
     cases = QUICK if given.quick else {name: CASES[name] for name in given.only or CASES}
     modes = MODES[:1] if given.quick else MODES
     rivals = {name: [Rivals(case, given.data, ways) for ways in (modes, ())] for name, case in cases.items()}
     with ThreadPoolExecutor() as pool:  # a first epoch each, so that what is compiled lies in the cache
-        list(pool.map(lambda case: kedge_train(case._replace(epochs=1), given.data), cases.values()))
+        list(pool.map(lambda case: kedge_train(case._replace(epochs=1), given.data, given.holdout), cases.values()))
     print("  Kedge's steps are compiled", flush=True)
     for waiting in itertools.chain(*rivals.values()):
         waiting.prepared()
@@ -85,7 +86,10 @@ def main() -> None:
     rows = {}
     for name, case in cases.items():
         times = {way: speed for rival in rivals[name] for way, speed in rival.timed().items()}
-        found: dict[str, Any] = {"kedge": kedge_train(case, given.data), **{name: times.get(name) for name in LOSSES}}
+        found: dict[str, Any] = {
+            "kedge": kedge_train(case, given.data, given.holdout),
+            **{name: times.get(name) for name in LOSSES},
+        }
         found["bare_modes"] = {mode: times[mode] for mode in MODES if mode in times}
         found["bare"] = max(found["bare_modes"].values(), default=None)
         for rival in ("bare", *LOSSES):
@@ -95,15 +99,18 @@ def main() -> None:
         print(name, json.dumps(found), flush=True)
         if not given.quick:  # after each, so that an interruption loses one
             given.out.parent.mkdir(parents=True, exist_ok=True)
-            given.out.write_text(json.dumps({"images_per_second": rows, "machine": describe()}, indent=1) + "\n")
+            given.out.write_text(
+                json.dumps({"images_per_second": rows, "holdout": given.holdout, "machine": describe()}, indent=1)
+                + "\n"
+            )
 
 
-def kedge_train(case: Case, data: Path) -> float:
+def kedge_train(case: Case, data: Path, holdout: float) -> float:
     """Images per second of the command itself, from its own history."""
     overrides = [
         *("dataset=arrays", f"dataset.path={data.resolve()}", f"encoder={case.encoder}", "recipe=kedge"),
         *(f"recipe.batch_size={case.batch}", f"recipe.epochs={case.epochs}", f"recipe.size={case.size}"),
-        *("encoder.weights=null", f"split.shots={case.shots or 'null'}", "split.holdout=0.1"),
+        *("encoder.weights=null", f"split.shots={case.shots or 'null'}", f"split.holdout={holdout}"),
     ]
     with tempfile.TemporaryDirectory() as scratch:
         run = Path(scratch, "run")

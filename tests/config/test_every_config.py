@@ -23,6 +23,7 @@ NEEDED = {
     "folder": ["dataset.path=photos"],
     "timm": ["encoder.name=timm:test_resnet.r160_in1k"],
     "swin_t": ["encoder.weights=null"],  # the weights cannot be downloaded in a test
+    "metric_learning": ["loss.loss=NTXentLoss"],
 }
 
 
@@ -32,7 +33,7 @@ def options(group: str) -> list[str]:
 
 def test_no_group_is_forgotten() -> None:
     assert set(GROUPS) == {"dataset", "encoder", "experiment", "loss", "recipe", "trainer"}
-    assert sorted(path.name for path in ROOT.glob("*.yaml")) == ["train.yaml"]
+    assert sorted(path.name for path in ROOT.glob("*.yaml")) == ["reproduce.yaml", "train.yaml"]
 
 
 @pytest.mark.parametrize("name", options("encoder"))
@@ -47,9 +48,9 @@ def test_encoder(name: str) -> None:
 
 @pytest.mark.parametrize("name", options("loss"))
 def test_loss(name: str) -> None:
-    loss = build_loss(compose([f"loss={name}"]).loss, num_classes=3, dim=4)
+    loss = build_loss(compose([f"loss={name}", *NEEDED.get(name, [])]).loss, num_classes=3, dim=4)
     assert isinstance(loss, RetrievalLoss)
-    assert loss.name == name
+    assert loss.name == {"metric_learning": "NTXentLoss"}.get(name, name)
     assert loss(torch.randn(6, 4), torch.arange(6) % 3).isfinite()
 
 

@@ -32,7 +32,7 @@ def test_resnet101_and_swin() -> None:
     assert build_encoder("swin_t", image_size=224).dim == 768
 
 
-@pytest.mark.parametrize("head", ["none", "linear", "bounded"])
+@pytest.mark.parametrize("head", ["none", "linear", "bounded", "unit"])
 @pytest.mark.parametrize("dim", [1, 2, 32, 512, 600])
 def test_any_dim_with_any_head(dim: int, head: str) -> None:
     encoder = build_encoder("resnet10", dim=dim, head=head, stem="imagenet")
@@ -78,6 +78,7 @@ def test_spec_rebuilds_the_architecture() -> None:
         build_encoder("resnet10", dim=9, head="bounded", image_size=32),
         build_encoder("resnet50", head="none", stem="imagenet"),
         build_encoder("timm:resnet10t", dim=5),
+        build_encoder("resnet10", dim=6, head="unit", stem="imagenet"),
     ):
         spec = json.loads(json.dumps(encoder.spec))
         again = Encoder.from_spec(spec)

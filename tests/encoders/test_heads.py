@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from kedge.encoders.heads import GAIN, BoundedHead, build_head
+from kedge.encoders.heads import GAIN, BoundedHead, UnitHead, build_head
 
 
 @pytest.mark.parametrize("offset", [0.0, 5.0, 500.0])
@@ -67,3 +67,55 @@ def test_none_is_the_features_themselves_where_it_can_be() -> None:
     assert build_head("none", 6, 6)(features) is features
     assert isinstance(build_head("none", 6, 4), nn.Linear)
     assert isinstance(build_head("linear", 6, 6), nn.Linear)
+
+
+def test_unit_divides_by_the_length() -> None:
+    head = build_head("unit", 6, 3)
+    assert isinstance(head, UnitHead)
+    features = torch.randn(10, 6) * 7 + 3
+    expected = torch.stack([row / row.square().sum().sqrt() for row in head.linear(features)])
+    torch.testing.assert_close(head(features), expected)
+    torch.testing.assert_close(head.double()(features.double()).norm(dim=1), torch.ones(10, dtype=torch.float64))
+    assert [name for name, _ in head.named_parameters()] == ["linear.weight", "linear.bias"]
+
+
+def test_on_the_sphere_distances_and_cosines_agree() -> None:
+    points = build_head("unit", 6, 4)(torch.randn(30, 6))
+    by_distance = torch.cdist(points, points).argsort(dim=1)
+    by_cosine = (points @ points.T).argsort(dim=1, descending=True)
+    assert torch.equal(by_distance[:, 1:], by_cosine[:, 1:])
+
+
+def test_unit_without_a_direction() -> None:
+    head = UnitHead(6, 3)
+    nn.init.zeros_(head.linear.bias)
+    features = torch.randn(4, 6)
+    features[1] = 0
+    features.requires_grad_()
+    output = head(features)
+    assert torch.equal(output[1], torch.zeros(3))
+    # A loss of cosines divides once more, by next to nothing.
+    nn.functional.normalize(output, dim=1)[:, 0].sum().backward()
+    assert features.grad is not None
+    assert features.grad.isfinite().all()
+    assert not features.grad[1].any()
+    assert features.grad[0].any()
+    assert head.linear.weight.grad.abs().max() < 100
+    assert head(torch.full((1, 6), torch.nan)).isnan().all()
+
+
+def test_unit_under_autocast() -> None:
+    head = UnitHead(64, 32)
+    features = torch.randn(16, 64)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = head(features)
+    assert output.dtype == torch.float32
+    torch.testing.assert_close(output.norm(dim=1), torch.ones(16))
+    assert (output - head(features)).norm(dim=1).max() < 0.05
+
+
+def test_unit_compiles() -> None:
+    head = UnitHead(5, 2).train()
+    compiled = torch.compile(head, backend="eager", fullgraph=True)
+    features = torch.randn(4, 5)
+    torch.testing.assert_close(compiled(features), head(features))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 import json
 import re
@@ -38,6 +39,7 @@ __all__ = [
     "held_out_of",
     "load_config",
     "loss_class",
+    "loss_heads",
 ]
 
 CONFIG = "config.yaml"
@@ -162,7 +164,14 @@ def build_loss(node: Any, *, num_classes: int, dim: int) -> Any:
     """The loss; `num_classes` and `dim` go to those that ask for them."""
     accepted = inspect.signature(loss_class(node)).parameters
     given = {"num_classes": num_classes, "dim": dim}
-    return build(node, **{name: value for name, value in given.items() if name in accepted})
+    wanted = {name: value for name, value in given.items() if name in accepted}
+    return build(node, _convert_="all", **wanted)
+
+
+def loss_heads(node: Any) -> tuple[str, ...]:
+    """The encoder heads that suit the loss which the node describes, the best first."""
+    heads: tuple[str, ...] = loss_class(node).heads_for(functools.partial(build_loss, node))
+    return heads
 
 
 def _fingerprint(run: Path) -> str:

@@ -76,7 +76,8 @@ def build_encoder(
         stem: how a ResNet begins. ``imagenet``: 7 x 7, stride 2, then max-pooling; ``small``: 3 x 3,
             stride 1, no max-pooling; ``auto``: ``small`` for pictures of up to 64 pixels trained from scratch,
             otherwise ``imagenet``.
-        head: ``none`` (the pooled features themselves), ``linear``, or ``bounded`` (for CAM).
+        head: ``none`` (the pooled features themselves), ``linear``, ``bounded`` (for CAM), or ``unit`` (a linear
+            layer, then divided by the length: for losses of cosines).
         weights: ``None`` (random), ``default``, a torchvision name such as ``IMAGENET1K_V1``, or a file
             (``.pth``, ``.pt``, ``.safetensors``). A ``small`` stem keeps its first
             convolution random, since the pretrained one has another shape.

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kedge.errors import ConfigError
 
-__all__ = ["GAIN", "HEADS", "BoundedHead", "build_head"]
+__all__ = ["GAIN", "HEADS", "BoundedHead", "UnitHead", "build_head"]
 
-HEADS = ("none", "linear", "bounded")
+HEADS = ("none", "linear", "bounded", "unit")
 
 GAIN = 3.0
+
+_NOTHING = 1e-6
+"""Shorter than that, a vector has no direction."""
 
 
 class BoundedHead(nn.Module):
@@ -48,12 +52,36 @@ class BoundedHead(nn.Module):
         return normed * self.scale
 
 
+class UnitHead(nn.Module):
+    """A linear layer whose output is divided by its length: embeddings on the unit sphere.
+
+    There squared distance is 2 - 2 cos, so that what a loss of cosines brings together is also near. Divided in at
+    least float32, whatever the autocast dtype. A vector without a direction stays zero and gives no gradient.
+    """
+
+    def __init__(self, width: int, dim: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, dim)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Embed ``features``."""
+        points: Tensor = self.linear(features)
+        with torch.autocast(points.device.type, enabled=False):
+            points = points if points.dtype == torch.float64 else points.float()
+            lengths: Tensor = torch.linalg.vector_norm(points, dim=1, keepdim=True)
+            # Not clamped to some epsilon: the gradient would be divided by it. A NaN is not lost.
+            lost = lengths <= _NOTHING
+            return (points / lengths.masked_fill(lost, 1)).masked_fill(lost, 0)
+
+
 def build_head(kind: str, width: int, dim: int) -> nn.Module:
     """The head called ``kind``; ``none`` becomes a linear layer where ``dim`` is not the backbone's width."""
     if kind not in HEADS:
         raise ConfigError(f"head must be one of {', '.join(HEADS)}; found {kind!r}.")
     if kind == "bounded":
         return BoundedHead(width, dim)
+    if kind == "unit":
+        return UnitHead(width, dim)
     if kind == "none" and dim == width:
         return nn.Identity()
     return nn.Linear(width, dim)

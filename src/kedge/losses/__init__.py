@@ -1,9 +1,19 @@
-"""Losses over embeddings and labels: class anchor margin, contrastive, cross-entropy."""
+"""Losses over embeddings and labels: class anchor margin, its rivals, and any of pytorch-metric-learning by name."""
 
 from kedge.losses.anchors import start_anchors
 from kedge.losses.base import RetrievalLoss
 from kedge.losses.cam import CAMLoss
+from kedge.losses.center import CenterLoss
 from kedge.losses.contrastive import ContrastiveLoss
 from kedge.losses.cross_entropy import CrossEntropyLoss
+from kedge.losses.metric_learning import MetricLearningLoss
 
-__all__ = ["CAMLoss", "ContrastiveLoss", "CrossEntropyLoss", "RetrievalLoss", "start_anchors"]
+__all__ = [
+    "CAMLoss",
+    "CenterLoss",
+    "ContrastiveLoss",
+    "CrossEntropyLoss",
+    "MetricLearningLoss",
+    "RetrievalLoss",
+    "start_anchors",
+]

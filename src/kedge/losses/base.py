@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -21,9 +22,19 @@ class RetrievalLoss(nn.Module):
     of their own), saved and resumed with everything else.
     """
 
-    name: ClassVar[str]
+    name: str
+    """What models and tables call it."""
     heads: ClassVar[tuple[str, ...]] = ("linear", "bounded", "none")
     """The encoder heads it can train; the first is taken where the user names none."""
+
+    @classmethod
+    def heads_for(cls, make: Callable[..., RetrievalLoss]) -> tuple[str, ...]:
+        """The heads for one configuration of it, asked before there is an encoder.
+
+        Where they depend on the settings, `make(num_classes=…, dim=…)` builds a small one to look at.
+        """
+        del make
+        return cls.heads
 
     @property
     def compiles(self) -> bool:

@@ -107,7 +107,7 @@ class CAMLoss(RetrievalLoss):
     [0, 1, 2]
     """
 
-    name: ClassVar[str] = "cam"
+    name = "cam"
     heads: ClassVar[tuple[str, ...]] = ("bounded", "linear", "none")
 
     def __init__(

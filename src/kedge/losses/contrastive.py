@@ -32,7 +32,7 @@ class ContrastiveLoss(RetrievalLoss):
     0.28125
     """
 
-    name: ClassVar[str] = "contrastive"
+    name = "contrastive"
     # Not the bounded head: it starts at zero, where all distances are zero and none has a gradient.
     heads: ClassVar[tuple[str, ...]] = ("linear", "none")
 

@@ -15,7 +15,7 @@ __all__ = ["CrossEntropyLoss"]
 class CrossEntropyLoss(RetrievalLoss):
     """−log softmax(W e + b)_y, mean over the batch; `classifier` holds W and b."""
 
-    name: ClassVar[str] = "cross_entropy"
+    name = "cross_entropy"
     heads: ClassVar[tuple[str, ...]] = ("none", "linear", "bounded")
 
     def __init__(self, num_classes: int, dim: int, label_smoothing: float = 0.0) -> None:

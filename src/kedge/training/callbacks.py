@@ -20,10 +20,11 @@ from kedge.files import whole_file
 from kedge.training.averaging import Averaging
 from kedge.training.module import RetrievalTraining
 
-__all__ = ["BEST", "LAST", "BestAndLast", "History", "TrainingProgress", "WholeCheckpoints"]
+__all__ = ["BEST", "KEPT", "LAST", "BestAndLast", "History", "TrainingProgress", "WholeCheckpoints"]
 
 BEST = "checkpoints/best.ckpt"
 LAST = "checkpoints/last.ckpt"
+KEPT = "checkpoints/epoch-{:04d}.ckpt"
 
 
 class WholeCheckpoints(TorchCheckpointIO):
@@ -55,9 +56,10 @@ class BestAndLast(Checkpoint):
     SHARE = 0.01
     """Of the time, saving may take so much."""
 
-    def __init__(self, folder: Path, averaging: Averaging | None = None) -> None:
+    def __init__(self, folder: Path, averaging: Averaging | None = None, *, keep_every: int = 0) -> None:
         self.folder = folder
         self.averaging = averaging
+        self.keep_every = keep_every
         self.best: float | None = None
         self._next = 0.0
         self._kept: dict[str, Any] = {}
@@ -66,7 +68,11 @@ class BestAndLast(Checkpoint):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Save; the trainer calls this after everything else that belongs to the epoch."""
-        final = trainer.current_epoch + 1 >= (trainer.max_epochs or 0)
+        done = trainer.current_epoch + 1
+        final = done >= (trainer.max_epochs or 0)
+        if self.keep_every and done % self.keep_every == 0:
+            weights = {"state_dict": self._weights(pl_module), "epoch": trainer.current_epoch}
+            trainer.strategy.save_checkpoint(weights, self.folder / KEPT.format(done))
         if isinstance(pl_module, RetrievalTraining) and pl_module.held_out:
             value = trainer.callback_metrics[pl_module.target[0]].item()
             if self.best is None or value > self.best:
@@ -82,19 +88,22 @@ class BestAndLast(Checkpoint):
             self._waiting = False
         trainer.save_checkpoint(self.folder / LAST, weights_only=False)
         if isinstance(pl_module, RetrievalTraining):
-            pl_module.saved_epochs = trainer.current_epoch + 1
+            pl_module.saved_epochs = done
         ended = time.monotonic()
         self._next = ended + (ended - started) / self.SHARE
 
     def _keep(self, epoch: int, module: L.LightningModule) -> None:
         """Copy the weights, in a few launches."""
-        weights = module.state_dict() | (self.averaging.weights if self.averaging else {})
+        weights = self._weights(module)
         if self._kept:
             torch._foreach_copy_(list(self._kept["state_dict"].values()), list(weights.values()))
         else:
             self._kept = {"state_dict": {name: value.clone() for name, value in weights.items()}}
         self._kept["epoch"] = epoch
         self._waiting = True
+
+    def _weights(self, module: L.LightningModule) -> dict[str, Any]:
+        return module.state_dict() | (self.averaging.weights if self.averaging else {})
 
     def state_dict(self) -> dict[str, Any]:
         """The best value so far."""

@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from torch import Tensor
 
-from kedge.config.compose import CONFIG, DATASET, build, build_dataset, build_loss, load_config, loss_class
+from kedge.config.compose import CONFIG, DATASET, build, build_dataset, build_loss, load_config, loss_heads
 from kedge.datasets import Dataset, divide
 from kedge.encoders import Encoder
 from kedge.errors import ConfigError, DataError, TrainingError
@@ -29,7 +29,7 @@ from kedge.images import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from kedge.losses import RetrievalLoss
 from kedge.model import Model
 from kedge.training.averaging import Averaging
-from kedge.training.callbacks import BEST, LAST, BestAndLast, History, TrainingProgress, WholeCheckpoints
+from kedge.training.callbacks import BEST, KEPT, LAST, BestAndLast, History, TrainingProgress, WholeCheckpoints
 from kedge.training.compiling import AUTO, compiled
 from kedge.training.data import Examples, Resident, TrainingData, fits_on
 from kedge.training.features import cached_features, class_means
@@ -37,7 +37,7 @@ from kedge.training.module import RetrievalTraining
 from kedge.training.settings import Settings
 from kedge.training.step import Prepare, Step
 
-__all__ = ["Interrupted", "resume_run", "start_run"]
+__all__ = ["Interrupted", "kept_epochs", "resume_run", "start_run"]
 
 _BESIDE_THE_POINT = (
     ".*does not have many workers.*",  # batches come from memory
@@ -72,11 +72,22 @@ def resume_run(folder: Path) -> Model:
     """Go on from the last checkpoint in `folder`; a finished run only returns its model."""
     config = load_config(folder / CONFIG)
     with _told(folder):
-        run = _Run(config, folder)
-        known = json.loads((folder / DATASET).read_text())
-        if run.dataset.fingerprint() != known["fingerprint"]:
-            raise DataError(f"{known['name']} has changed since {folder} was started: train anew.")
-        return run.train(resume=True)
+        return _reopened(config, folder).train(resume=True)
+
+
+def kept_epochs(folder: Path) -> Iterator[tuple[int, Model]]:
+    """The models of those epochs that `trainer.keep_every` kept, with their numbers."""
+    config = load_config(folder / CONFIG)
+    with _told(folder):
+        yield from _reopened(config, folder).kept()
+
+
+def _reopened(config: DictConfig, folder: Path) -> _Run:
+    run = _Run(config, folder)
+    known = json.loads((folder / DATASET).read_text())
+    if run.dataset.fingerprint() != known["fingerprint"]:
+        raise DataError(f"{known['name']} has changed since {folder} was started: train anew.")
+    return run
 
 
 class _Run:
@@ -102,15 +113,7 @@ class _Run:
         self._report()
         data = self._data()
         step = self._step()
-        module = RetrievalTraining(
-            step,
-            self.recipe,
-            head=self.encoder.head,
-            bounded=self.encoder.head_kind == "bounded",
-            held_out=self.held_out is not None,
-            few_shot=self.split.shots is not None,
-            seed=self.settings.seed,
-        )
+        module = self._module(step)
         if not any(parameter.requires_grad for parameter in module.parameters()):
             raise ConfigError("Nothing is left to train: with a frozen encoder this loss needs encoder.head=linear.")
         last = self.folder / LAST
@@ -121,9 +124,27 @@ class _Run:
             self._fit(trainer, module, data, last if resume and last.exists() else None)
         return self._finish(module)
 
+    def kept(self) -> Iterator[tuple[int, Model]]:
+        """The model of each kept epoch, in their order; each is gone when the next is asked for."""
+        module = self._module(self._step())
+        pattern = KEPT.format(0).replace("0000", "*")
+        for path in sorted(self.folder.glob(pattern)):
+            yield int(path.stem.partition("-")[2]), self._model(path, module).to(self.device)
+
+    def _module(self, step: Step) -> RetrievalTraining:
+        return RetrievalTraining(
+            step,
+            self.recipe,
+            head=self.encoder.head,
+            bounded=self.encoder.head_kind == "bounded",
+            held_out=self.held_out is not None,
+            few_shot=self.split.shots is not None,
+            seed=self.settings.seed,
+        )
+
     def _network(self, size: int) -> tuple[Encoder, RetrievalLoss]:
         # The loss says which heads suit it, and the encoder's dimension is needed to build the loss.
-        heads = loss_class(self.config.loss).heads
+        heads = loss_heads(self.config.loss)
         head = self.config.encoder.head
         head = heads[0] if head == "auto" else head
         encoder: Encoder = build(self.config.encoder, head=head, image_size=size)
@@ -267,7 +288,7 @@ class _Run:
                 *([averaging] if averaging else []),
                 TrainingProgress(_console),
                 History(self.folder / "history.csv"),
-                BestAndLast(self.folder, averaging),
+                BestAndLast(self.folder, averaging, keep_every=wanted.keep_every),
             ],
             plugins=[WholeCheckpoints()],
             logger=loggers,
@@ -279,12 +300,17 @@ class _Run:
         )
 
     def _finish(self, module: RetrievalTraining) -> Model:
-        module.load_state_dict(torch.load(self.folder / BEST, map_location="cpu", weights_only=True)["state_dict"])
+        model = self._model(self.folder / BEST, module)
+        model.save(self.folder / "model")
+        return model.to(self.device)
+
+    def _model(self, checkpoint: Path, module: RetrievalTraining) -> Model:
+        module.load_state_dict(torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"])
         anchors = getattr(self.loss, "anchors", None)
         if not isinstance(anchors, Tensor):
             count = len(self.dataset.classes)
             anchors = class_means(self.encoder, self.pictures, count, self.preprocessing, self.device)
-        model = Model(
+        return Model(
             self.encoder.eval(),
             anchors=anchors,
             classes=self.dataset.classes,
@@ -292,8 +318,6 @@ class _Run:
             classifier=getattr(self.loss, "classifier", None),
             loss=self.loss.name,
         )
-        model.save(self.folder / "model")
-        return model.to(self.device)
 
 
 def _as_they_are(features: Tensor, draws: Tensor | None = None) -> Tensor:

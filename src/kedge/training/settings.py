@@ -110,8 +110,10 @@ class Trainer:
     deterministic: bool = False
     data: str = "auto"
     compile: str = "auto"
+    keep_every: int = 0
 
     def __post_init__(self) -> None:
+        _within("trainer.keep_every", self.keep_every, least=0)
         _one_of("trainer.data", self.data, ("auto", "device", "host"))
         _one_of("trainer.compile", self.compile, ("auto", "off", *COMPILE_MODES))
         _one_of("trainer.accelerator", self.accelerator, ("auto", "cpu", "gpu"))

@@ -1,0 +1,209 @@
+"""The losses of pytorch-metric-learning, by name."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from kedge.errors import ConfigError
+from kedge.losses.base import RetrievalLoss, check_labels, in_full_precision
+
+__all__ = ["MetricLearningLoss"]
+
+_LIBRARY = "pytorch_metric_learning"
+_BASES = {"losses": "BaseMetricLossFunction", "miners": "BaseMiner"}
+_REFUSALS = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""What the library raises where something does not suit it."""
+_REQUIRED = inspect.Parameter.empty
+
+
+class MetricLearningLoss(RetrievalLoss):
+    """A loss of pytorch-metric-learning and, if wanted, one of its miners, each by the name of its class.
+
+    `arguments` and `miner_arguments` go to their constructors; the number of classes and the size of embeddings go
+    to those that cannot do without. `name` is what models and tables call it: by default, the name of its class.
+    It knows no classes (`predict`), even where the library keeps a proxy for each: all are chosen by their neighbours.
+
+    Computed in at least float32, whatever the autocast dtype. Its parameters are trained, saved and resumed; what the
+    library keeps elsewhere (the histogram of DynamicSoftMarginLoss) starts anew in a resumed run.
+
+    >>> loss = MetricLearningLoss(num_classes=2, dim=2, loss="TripletMarginLoss", arguments={"margin": 0.5})
+    >>> round(loss(torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]), torch.tensor([0, 0, 1])).item(), 4)
+    1.1488
+    """
+
+    heads: ClassVar[tuple[str, ...]] = ("unit", "linear", "none")
+
+    def __init__(
+        self,
+        num_classes: int,
+        dim: int,
+        loss: str,
+        arguments: Mapping[str, Any] | None = None,
+        miner: str | None = None,
+        miner_arguments: Mapping[str, Any] | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__()
+        if miner is None and miner_arguments:
+            raise ConfigError(f"miner_arguments={dict(miner_arguments)} without a miner: name one, or leave them out.")
+        sizes = {"num_classes": num_classes, "embedding_size": dim, "descriptors_dim": dim}
+        self.num_classes = num_classes
+        self.loss = _built("losses", loss, arguments or {}, sizes)
+        self.miner = None if miner is None else _built("miners", miner, miner_arguments or {}, {})
+        self.name = loss if name is None else name
+        # The library's own reducer, but asked here: between the single losses and it, images are mixed.
+        self.reducer = self.loss.reducer
+        self.loss.reducer = _module("reducers").DoNothingReducer()
+
+    @classmethod
+    def heads_for(cls, make: Callable[..., RetrievalLoss]) -> tuple[str, ...]:
+        """On the sphere what looks at directions only: its value stays when all embeddings are scaled.
+
+        Not on the bounded head, which starts at zero: that is no direction.
+        """
+        near, far = (_tried(make, length) for length in (1, 4))
+        return cls.heads if torch.isclose(near, far, rtol=1e-4) else ("linear", "none", "unit")
+
+    def components(self, embeddings: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """`loss`, the only part."""
+        with torch.autocast(embeddings.device.type, enabled=False):
+            embeddings = in_full_precision(embeddings)
+            return self._reduced(self._single_losses(embeddings, labels), embeddings, labels)
+
+    def mixed_components(
+        self, embeddings: Tensor, labels: Tensor, others: Tensor, weights: Tensor
+    ) -> dict[str, Tensor]:
+        """`loss` with both classes of each image, by their shares, where an image has a loss of its own."""
+        if not self._takes_images_one_by_one:
+            return super().mixed_components(embeddings, labels, others, weights)
+        with torch.autocast(embeddings.device.type, enabled=False):
+            embeddings = in_full_precision(embeddings)
+            parts = self._single_losses(embeddings, labels)
+            own, other = (_by_row(one["loss"], embeddings) for one in (parts, self._single_losses(embeddings, others)))
+            mixed = torch.lerp(other, own, weights.to(own.dtype))
+            rows = torch.arange(len(mixed), device=mixed.device)
+            # Whatever else there is regularises embeddings or weights, and asks for no labels.
+            parts["loss"] = {**parts["loss"], "losses": mixed, "indices": rows}
+            return self._reduced(parts, embeddings, labels)
+
+    @property
+    def _takes_images_one_by_one(self) -> bool:
+        """Whether an image's loss comes from its own class alone: the library then knows logits of classes.
+
+        ProxyAnchorLoss knows them too, but sums up by proxies; its losses have other names.
+        """
+        return self.miner is None and hasattr(self.loss, "get_logits") and "loss" in self.loss.sub_loss_names()
+
+    def _single_losses(self, embeddings: Tensor, labels: Tensor) -> dict[str, dict[str, Any]]:
+        """What the library's loss says of each image, pair or triplet, before its reducer."""
+        check_labels(labels, self.num_classes)
+        with _told(f"The loss {self.name} cannot be computed"):
+            chosen = None if self.miner is None else self.miner(embeddings, labels)
+            found: dict[str, dict[str, Any]] = self.loss(embeddings, labels, chosen)
+        return found
+
+    def _reduced(self, parts: dict[str, dict[str, Any]], embeddings: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        # A mean over no pairs would be NaN.
+        whole = {name: self.loss.zero_loss() if _is_empty(part) else part for name, part in parts.items()}
+        value: Tensor = self.reducer(whole, embeddings, labels)
+        return {"loss": value.reshape(())}
+
+
+@torch.random.fork_rng(devices=[])
+def _tried(make: Callable[..., RetrievalLoss], length: float) -> Tensor:
+    """What a new small loss says of three loose clusters, in which a miner finds something."""
+    chance, labels = torch.Generator().manual_seed(0), torch.arange(24) % 3
+    clusters = torch.randn(3, 4, generator=chance, dtype=torch.float64)[labels]
+    embeddings = clusters + torch.randn(24, 4, generator=chance, dtype=torch.float64) / 2
+    value: Tensor = make(num_classes=3, dim=4)(length * embeddings, labels)
+    return value
+
+
+def _is_empty(part: dict[str, Any]) -> bool:
+    return isinstance(part["losses"], Tensor) and part["losses"].numel() == 0
+
+
+def _by_row(part: dict[str, Any], embeddings: Tensor) -> Tensor:
+    """The loss of each embedding; zero for those that the library left out."""
+    return embeddings.new_zeros(len(embeddings)).index_put((part["indices"],), part["losses"])
+
+
+def _module(name: str) -> Any:
+    try:
+        return importlib.import_module(f"{_LIBRARY}.{name}")
+    except ImportError as error:
+        raise ConfigError("This loss needs pytorch-metric-learning: pip install 'kedge[league]'.") from error
+
+
+def _built(group: str, name: Any, arguments: Mapping[str, Any], sizes: Mapping[str, int]) -> Any:
+    """The class called `name` in the library's `group`, built with these arguments and those sizes that it needs."""
+    kind = _kind(group, name)
+    if not isinstance(arguments, Mapping):
+        raise ConfigError(f"The arguments of {name} must be names with values, found {arguments!r}.")
+    accepted = _parameters(kind)
+    needed = {one: size for one, size in sizes.items() if one in accepted and accepted[one].default is _REQUIRED}
+    # What a base requires and the class does not take itself, it hands to that base.
+    own = inspect.signature(kind).parameters
+    free = [one for one in accepted if one not in needed and (one in own or accepted[one].default is not _REQUIRED)]
+    for unknown in arguments.keys() - set(free):
+        raise ConfigError(f"{name} takes no argument {unknown!r} here, only {', '.join(free)}.{_near(unknown, free)}")
+    with _told(f"{name} cannot be built with {dict(arguments)}"):
+        return kind(**arguments, **needed)
+
+
+def _kind(group: str, name: Any) -> type[Any]:
+    module = _module(group)
+    base = getattr(module, _BASES[group])
+    kinds = {
+        one: kind
+        for one, kind in vars(module).items()
+        if inspect.isclass(kind) and issubclass(kind, base) and kind is not base
+    }
+    if name not in kinds:
+        role = "loss" if group == "losses" else "miner"
+        near = _near(str(name), sorted(kinds))
+        raise ConfigError(f"{role} must be the name of a class in {_LIBRARY}.{group}, found {name!r}.{near}")
+    return kinds[name]
+
+
+def _parameters(kind: type[Any]) -> dict[str, inspect.Parameter]:
+    """What its constructor takes by name, including what it hands on to those of its bases."""
+    found: dict[str, inspect.Parameter] = {}
+    for base in kind.__mro__:
+        if "__init__" not in vars(base):
+            continue
+        _, *own = inspect.signature(vars(base)["__init__"]).parameters.values()
+        for one in own:
+            if one.kind not in {one.VAR_POSITIONAL, one.VAR_KEYWORD}:
+                found.setdefault(one.name, one)
+        if not any(one.kind is one.VAR_KEYWORD for one in own):
+            break
+    return found
+
+
+def _near(name: str, names: list[str]) -> str:
+    """A hint at those of `names` that `name` may stand for."""
+    lower = {one.lower(): one for one in names}
+    close = difflib.get_close_matches(name.lower(), lower, n=3)
+    near = [lower[one] for one in lower if name.lower() in one or one in close]
+    return f" Did you mean {' or '.join(near[:3])}?" if near else ""
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """What the library refuses, in one sentence."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except _REFUSALS as error:
+        reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+        raise ConfigError(f"{what}: {reason.rstrip('.')}.") from error

@@ -1,0 +1,1 @@
+"""The experiments of the paper: what to run, and how to show what came of it."""

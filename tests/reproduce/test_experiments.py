@@ -1,0 +1,136 @@
+"""Every experiment end to end on the bundled sample, at small scale: trained, measured, tabled, drawn."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from kedge.errors import ConfigError
+from kedge.evaluation import METHODS
+from kedge.reproduce.experiments import EXPERIMENTS, Choice, Results, experiment
+from kedge.reproduce.jobs import CONFIGS
+from kedge.reproduce.output import write_all
+from kedge.reproduce.store import Store
+from kedge.reproduce.worker import perform
+
+SMALL = (
+    *("recipe.epochs=2", "recipe.batch_size=50", "split.shots=10", "split.holdout=0"),
+    *("encoder.stem=imagenet", "encoder.dim=8"),
+)
+CHOICE = Choice(datasets=("sample",), encoders=("resnet10",), seeds=(0,), settings=SMALL)
+PARTS = {
+    "table1": CHOICE,
+    "table2": CHOICE,
+    "ablation": CHOICE,
+    "classification": CHOICE,
+    "dimensions": replace(CHOICE, losses=("cam", "cross_entropy"), at=(4, 8)),
+    "convergence": replace(CHOICE, losses=("cam", "cross_entropy")),
+    "fewshot": replace(CHOICE, losses=("cam",), at=(1, 4)),
+    "embeddings2d": CHOICE,
+    "qualitative": CHOICE,
+    "league": CHOICE,
+}
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shared, so that experiments share runs as they do for a user."""
+    return tmp_path_factory.mktemp("reproduction")
+
+
+def test_all_of_them_are_tried() -> None:
+    assert PARTS.keys() == EXPERIMENTS.keys()
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", PARTS)
+def test_end_to_end(name: str, out: Path) -> None:
+    one, choice = EXPERIMENTS[name], PARTS[name]
+    jobs = one.jobs(choice)
+    store = Store(out / "results.jsonl")
+    for job in store.missing(jobs):
+        perform(job, out, {})
+    assert not store.missing(jobs)
+    results = Results(store.lines())
+    tables, paths = write_all(one, results, choice, out)
+    assert all(path.stat().st_size for path in paths)
+    for table in tables:
+        assert table.rows
+        assert all(cell is None or cell.values for row in table.rows for cell in row.cells)
+    pictures = [path for path in paths if path.suffix == ".png"]
+    drawn = {"dimensions": 2, "convergence": 2, "fewshot": 2, "embeddings2d": 1, "qualitative": 1, "league": 1}
+    assert len(pictures) == drawn.get(name, 0)
+    for path in pictures:
+        with Image.open(path) as picture:
+            assert min(picture.size) > 200
+    line = store.lines()[-1]
+    assert line.command.startswith("kedge train dataset=sample")
+    assert all([line.config_hash, line.dataset_hash, line.machine["torch"], line.seconds > 0])
+
+
+def test_values_are_those_of_the_run(out: Path) -> None:
+    lines = [line for line in Store(out / "results.jsonl").lines() if line.measure == "scores"]
+    assert lines
+    for line in lines:
+        metrics = json.loads((out / "runs" / line.job.name / "metrics.json").read_text())
+        assert all(line.values[method] == metrics[method] for method in METHODS)
+        assert line.values["accuracy"] == metrics["accuracy"]
+
+
+def test_two_stage_search_looks_at_less(out: Path) -> None:
+    (line,) = [line for line in Store(out / "results.jsonl").lines() if line.measure == "speed"]
+    assert line.values["two_stage_ms"] == line.values["encoder_ms"] + line.values["two_stage_search_ms"]
+    assert all(value > 0 for name, value in line.values.items() if name.endswith("_ms"))
+
+
+def keys(names: Sequence[str], **choice: object) -> list[set[str]]:
+    chosen = replace(CHOICE, **choice)  # type: ignore[arg-type]
+    return [{job.key for job in experiment(name).jobs(chosen)} for name in names]
+
+
+def test_experiments_share_runs() -> None:
+    table1, table2, classification, qualitative, league = keys(
+        ["table1", "table2", "classification", "qualitative", "league"]
+    )
+    assert table2 < classification < table1
+    assert qualitative == table1
+    assert table1 < league
+
+
+def test_the_last_row_of_the_ablation_is_the_loss_as_it_is() -> None:
+    ablation, table2 = keys(["ablation", "table2"])
+    assert len(ablation) == 8
+    assert table2 < ablation
+
+
+def test_the_paper_in_full() -> None:
+    counts = {name: len(one.jobs(Choice(seeds=(0,)))) for name, one in EXPERIMENTS.items()}
+    assert counts["table1"] == 4 * 4 * 3
+    assert counts["ablation"] == 8
+    assert counts["dimensions"] == 7 * 3
+    assert counts["league"] == 10
+
+
+@pytest.mark.parametrize("recipe", ["paper", "kedge"])
+def test_another_loss_is_one_file(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tmp_path / "my configs" / "loss" / "lifted.yaml"
+    config.parent.mkdir(parents=True)
+    config.write_text("_target_: kedge.losses.MetricLearningLoss\nloss: LiftedStructureLoss\n")
+    monkeypatch.setenv(CONFIGS, str(tmp_path / "my configs"))
+    choice = replace(CHOICE, losses=("lifted",), recipes=(recipe,))
+    (job,) = EXPERIMENTS["league"].jobs(choice)
+    perform(job, tmp_path, {})
+    table, places = EXPERIMENTS["league"].tables(Results(Store(tmp_path / "results.jsonl").lines()), choice)
+    assert [row.labels[-1] for row in table.rows] == ["lifted"]
+    assert all(cell is not None and cell.values for row in (*table.rows, *places.rows) for cell in row.cells)
+    assert str(tmp_path) not in (tmp_path / "results.jsonl").read_text()
+
+
+def test_an_unknown_experiment_is_one_sentence() -> None:
+    with pytest.raises(ConfigError, match="There is no experiment 'table9': take one of table1"):
+        experiment("table9")

@@ -1,0 +1,165 @@
+"""`kedge reproduce` as people start it: killed, started again, side by side, through a launcher, with mistakes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from kedge.reproduce.jobs import Job
+from kedge.reproduce.report import write_report
+from kedge.reproduce.running import launch, run
+from kedge.reproduce.store import Store
+from kedge.reproduce.worker import perform
+
+SMALL = ["recipe.batch_size=50", "split.shots=10", "split.holdout=0", "encoder.stem=imagenet", "encoder.dim=8"]
+PART = ["--dataset", "sample", "--encoder", "resnet10", "--loss", "cam"]
+
+
+def command(out: Path, *words: str) -> list[str]:
+    return [sys.executable, "-m", "kedge", "reproduce", *words, *PART, "--out", str(out)]
+
+
+def wait_for(condition: object, process: subprocess.Popen[bytes], seconds: float = 200) -> None:
+    until = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        assert process.poll() is None, "it ended before it could be killed"
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def alive(out: Path) -> list[int]:
+    """Processes that work below `out`."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = entry.read_bytes()
+        except OSError:
+            continue
+        if b"kedge.reproduce.worker" in words and str(out).encode() in words:
+            found.append(int(entry.parent.name))
+    return found
+
+
+@pytest.mark.timeout(600)
+def test_killed_and_started_again_repeats_no_finished_run(tmp_path: Path) -> None:
+    words = ["table1", "recipe.epochs=8", *SMALL, "--seeds", "0-1"]
+    results = tmp_path / "results.jsonl"
+    first = subprocess.Popen(command(tmp_path, *words), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    second_run = tmp_path / "runs"
+
+    def in_the_second() -> bool:
+        started = list(second_run.glob("*seed1*/checkpoints/last.ckpt"))
+        return results.exists() and len(results.read_text().splitlines()) == 1 and bool(started)
+
+    wait_for(in_the_second, first)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    until = time.monotonic() + 30
+    while alive(tmp_path):  # whoever works for it notices
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    before = results.read_text().splitlines()
+    assert len(before) == 1
+    (finished,) = second_run.glob("*seed0*/history.csv")
+    (interrupted,) = second_run.glob("*seed1*/config.yaml")
+    stamps = finished.stat().st_mtime_ns, interrupted.stat().st_mtime_ns
+    done = subprocess.run(command(tmp_path, *words), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "1 runs to do, 1 finished before." in done.stderr
+    after = results.read_text().splitlines()
+    assert after[:1] == before
+    assert len(after) == 2
+    # The finished run was not touched, and the interrupted one not begun anew.
+    assert stamps == (finished.stat().st_mtime_ns, interrupted.stat().st_mtime_ns)
+    again = subprocess.run(command(tmp_path, *words), capture_output=True, text=True)
+    assert "0 runs to do, 2 finished before." in again.stderr
+    assert results.read_text().splitlines() == after
+    assert ".md" in again.stdout
+
+
+def jobs(*seeds: int, settings: tuple[str, ...] = ()) -> list[Job]:
+    return [
+        Job("sample", "resnet10", "cam", "paper", seed, settings=("recipe.epochs=1", *SMALL, *settings))
+        for seed in seeds
+    ]
+
+
+@pytest.mark.timeout(600)
+def test_a_run_that_fails_leaves_the_others_alone_and_says_why(tmp_path: Path) -> None:
+    said: list[str] = []
+    fails = jobs(0, settings=("recipe.optimizer.lr=1e30",))
+    failed = run([*fails, *jobs(1), *jobs(1)], tmp_path, {}, at_once=2, say=said.append)
+    assert [job.key for job in failed] == [fails[0].key]
+    assert [line.seed for line in Store(tmp_path / "results.jsonl").lines()] == [1]
+    assert len(said) == 2
+    (reason,) = [text for text in said if "failed" in text]
+    assert "NaN or infinite" in reason
+
+
+@pytest.mark.timeout(600)
+def test_through_a_hydra_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert launch(jobs(0), Path("out"), {}, "basic") == []
+    (line,) = Store(tmp_path / "out/results.jsonl").lines()
+    assert line.values["accuracy"] > 0
+    assert launch(jobs(0), Path("out"), {}, "basic") == []
+    assert len((tmp_path / "out/results.jsonl").read_text().splitlines()) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+    page = write_report([line], tmp_path / "out", {}).read_text()
+    assert "### Retrieval on the full sets (Table 1), recipe paper" in page
+    assert page.count("Not run") > 5
+
+
+@pytest.mark.timeout(600)
+def test_no_path_of_this_machine_is_in_the_results(tmp_path: Path, stripes: Path) -> None:
+    settings = ("recipe.epochs=1", "encoder.stem=imagenet", "encoder.dim=8", "recipe.batch_size=16")
+    job = Job("svhn", "resnet10", "cam", "paper", 0, settings=settings)
+    perform(job, tmp_path, {"svhn": stripes})
+    text = (tmp_path / "results.jsonl").read_text()
+    assert f"dataset.path={stripes.name} dataset.flip=false" in text
+    assert str(stripes.parent) not in text
+    assert str(tmp_path) not in text
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["table9"], "There is no experiment 'table9'"),
+        (["table1", "--seeds", "many"], "--seeds takes numbers such as 0-4 or 0,1,2, found 'many'."),
+        (["table1", "recipe.epoch=3"], "There is no recipe.epoch"),
+        (["table1", "--recipe", "papier"], "recipe must be one of"),
+        (["table1", "--data", "sample"], "--data takes NAME=FILE.npz"),
+        (["report"], "holds no results: run an experiment first"),
+    ],
+)
+def test_mistakes_are_one_sentence_before_anything_starts(words: list[str], sentence: str, tmp_path: Path) -> None:
+    done = subprocess.run(command(tmp_path / "out", *words), capture_output=True, text=True)
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_plan_starts_nothing(tmp_path: Path) -> None:
+    wide = os.environ | {"COLUMNS": "200"}
+    words = command(tmp_path / "out", "ablation", "recipe.epochs=3", *SMALL, "--seeds", "0", "--plan")
+    done = subprocess.run(words, capture_output=True, text=True, env=wide)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("one step") == 8
+    assert "8 runs to do, about" in done.stdout
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_list() -> None:
+    done = subprocess.run([sys.executable, "-m", "kedge", "reproduce", "list"], capture_output=True, text=True)
+    names = [line.split()[0] for line in done.stdout.splitlines()]
+    assert names == [
+        *("table1", "table2", "ablation", "classification", "dimensions", "convergence", "fewshot", "embeddings2d"),
+        *("qualitative", "league"),
+    ]

@@ -1,0 +1,322 @@
+from __future__ import annotations
+
+import csv as csv_format
+import io
+import re
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+from rich.console import Console
+
+from kedge.errors import ConfigError, DataError
+from kedge.evaluation.tables import TITLES
+from kedge.reproduce.cells import Cell
+from kedge.reproduce.names import display
+from kedge.reproduce.printed import Printed
+from kedge.reproduce.tables import Column, Row, Table, csv, latex, markdown, ranks, show, write
+
+TABLE = Table(
+    "table1",
+    "Retrieval",
+    ("encoder", "loss"),
+    (Column("mAP"), Column("time (ms)", "ms", "low"), Column("epochs", "ms", None)),
+    (
+        Row(("resnet18", "cross_entropy"), (Cell((0.2, 0.3), Printed(0.249, 0.003)), Cell((9.5,)), Cell((100.0,)))),
+        Row(("resnet18", "cam"), (Cell((0.7, 0.7), Printed(0.622, 0.005)), Cell((11.0,)), Cell((90.0,)))),
+        Row(("swin_t", "cross_entropy"), (Cell((0.9,)), None, Cell(()))),
+        Row(("swin_t", "cam"), (Cell((), Printed(0.808, 0.004)), Cell((2.5,)), Cell(()))),
+    ),
+    ("Seeds 0 and 1.",),
+)
+
+
+def table_of(*values: float | None, better: str = "high", labels: tuple[str, ...] = ()) -> Table:
+    """One column, a row per value; None was not run."""
+    names = labels or tuple(f"row{number}" for number in range(len(values)))
+    cells = [Cell(() if value is None else (value,)) for value in values]
+    rows = tuple(Row((name,), (cell,)) for name, cell in zip(names, cells, strict=True))
+    return Table("t", "T", ("row",), (Column("mAP", "share", better),), rows)  # type: ignore[arg-type]
+
+
+def parsed(text: str) -> list[list[str]]:
+    """The cells of the only table, as a reader of Markdown sees them; what is bold is in stars."""
+    tokens = MarkdownIt("commonmark").enable("table").parse(text)
+    assert sum(token.type == "table_open" for token in tokens) == 1
+    rows: list[list[str]] = []
+    for before, token in pairwise(tokens):
+        if before.type == "tr_open":
+            rows.append([])
+        if before.type in ("th_open", "td_open"):
+            marks = {"strong_open": "*", "strong_close": "*"}
+            rows[-1].append("".join(marks.get(part.type, part.content) for part in token.children or []))
+    return rows
+
+
+def places(table: Table) -> list[float | None]:
+    return [row.cells[0].mean if row.cells[0] else None for row in ranks(table).rows]
+
+
+def printed(table: Table, width: int, *, styled: bool = False) -> str:
+    stream = io.StringIO()
+    colours = "standard" if styled else None
+    Console(file=stream, width=width, force_terminal=styled, color_system=colours).print(show(table))  # type: ignore[arg-type]
+    return stream.getvalue()
+
+
+def test_markdown_shows_ours_and_the_paper_side_by_side() -> None:
+    assert parsed(markdown(TABLE)) == [
+        ["encoder", "loss", "mAP", "paper", "time (ms)", "epochs"],
+        ["ResNet-18", "cross-entropy", ".250 ± .071 (2) =", ".249 ± .003", "*9.50* (1)", "100.00 (1)"],
+        ["", "CAM", "*.700 ± .000* (2) ↑", ".622 ± .005", "11.00 (1)", "90.00 (1)"],
+        ["Swin-T", "cross-entropy", ".900 (1)", "", "–", "not run"],
+        ["", "CAM", "not run", ".808 ± .004", "2.50 (1)", "not run"],
+    ]
+
+
+def test_legend_and_notes_stand_below() -> None:
+    below = markdown(TABLE).split("|\n\n")[1]
+    assert below == (
+        "- Mean ± standard deviation (seeds). Bold: the best of a column among rows that differ in loss only. "
+        "↑ above, = within, ↓ below the paper's mean ± two of its standard deviations.\n"
+        "- Seeds 0 and 1.\n"
+    )
+    ablated = Table("t", "T", ("row",), (Column("mAP"),), (Row(("a",), (Cell((0.9,), Printed(0.967)),)),))
+    assert "where it prints none: its number as printed" in markdown(ablated)
+    assert "Bold" not in markdown(ablated)
+    assert markdown(table_of(None, None)).endswith("| not run |\n"), "a legend of what does not occur"
+
+
+@pytest.mark.parametrize(
+    ("values", "better", "bold"),
+    [
+        ((0.1, 0.3, 0.2), "high", [1]),
+        ((0.1, 0.3, 0.2), "low", [0]),
+        ((0.3, 0.3, 0.2), "high", [0, 1]),
+        ((0.3001, 0.2999, 0.2), "high", [0, 1]),
+        ((None, 0.3, 0.2), "high", [1]),
+        ((None, 0.3, None), "high", []),
+        ((None, None), "high", []),
+        ((0.1, 0.3), None, []),
+    ],
+)
+def test_the_best_of_those_that_ran_is_bold(values: tuple[float | None, ...], better: str, bold: list[int]) -> None:
+    cells = [row[-1] for row in parsed(markdown(table_of(*values, better=better)))[1:]]
+    assert [place for place, text in enumerate(cells) if "*" in text] == bold
+
+
+def test_groups_are_compared_by_labels_wherever_they_stand() -> None:
+    rows = [("a", "x", 0.1), ("b", "x", 0.9), ("a", "y", 0.2), ("b", "y", 0.8)]
+    shuffled = replace(
+        TABLE, columns=(Column("mAP"),), rows=tuple(Row((one, two), (Cell((value,)),)) for one, two, value in rows)
+    )
+    assert [row[-1] for row in parsed(markdown(shuffled))[1:]] == [
+        ".100 (1)",
+        "*.900* (1)",
+        "*.200* (1)",
+        ".800 (1)",
+    ]
+    assert places(shuffled) == [2, 1, 1, 2]
+
+
+def test_columns_are_never_compared() -> None:
+    rows = (Row(("a",), (Cell((0.1,)), Cell((0.9,)))), Row(("b",), (Cell((0.2,)), Cell((0.8,)))))
+    table = Table("t", "T", ("row",), (Column("one"), Column("two")), rows)
+    assert parsed(markdown(table))[1:] == [["a", ".100 (1)", "*.900* (1)"], ["b", "*.200* (1)", ".800 (1)"]]
+
+
+def test_ranks_share_places_and_leave_out_what_was_not_run() -> None:
+    assert places(table_of(0.3, 0.5, None, 0.5, 0.1)) == [3, 1, None, 1, 4]
+    assert places(table_of(0.3, 0.5, None, 0.5, 0.1, better="low")) == [2, 3, None, 3, 1]
+    ranked = ranks(TABLE)
+    assert ranked.name == "table1-places"
+    assert parsed(markdown(ranked)) == [
+        ["encoder", "loss", "mAP", "time (ms)"],
+        ["ResNet-18", "cross-entropy", "2", "1"],
+        ["", "CAM", "1", "2"],
+        ["Swin-T", "cross-entropy", "1", "–"],
+        ["", "CAM", "not run", "1"],
+    ]
+    with pytest.raises(ConfigError, match="nothing to rank"):
+        ranks(ranked)
+
+
+@given(st.lists(st.one_of(st.none(), st.integers(0, 5)), min_size=1, max_size=8))
+def test_a_place_counts_who_is_better(values: list[int | None]) -> None:
+    expected = [
+        None if one is None else 1 + sum(other is not None and other > one for other in values) for one in values
+    ]
+    assert places(table_of(*(None if one is None else one / 10 for one in values))) == expected
+
+
+def test_csv_holds_every_cell_that_makes_sense_in_full() -> None:
+    lines = list(csv_format.DictReader(io.StringIO(csv(TABLE))))
+    assert len(lines) == 4 * 3 - 1
+    assert lines[0] == {
+        "encoder": "resnet18",
+        "loss": "cross_entropy",
+        "column": "mAP",
+        "mean": "0.25",
+        "std": str(Cell((0.2, 0.3)).std),
+        "seeds": "2",
+        "printed_mean": "0.249",
+        "printed_std": "0.003",
+        "verdict": "within",
+    }
+    missing = next(line for line in lines if line["encoder"] == "swin_t" and line["loss"] == "cam")
+    assert [missing[key] for key in ("mean", "std", "seeds", "printed_mean", "verdict")] == ["", "", "0", "0.808", ""]
+    assert {line["verdict"] for line in lines if line["column"] != "mAP"} == {""}
+
+
+def structure(text: str) -> list[list[str]]:
+    """The rows of the tabular, split at what LaTeX takes for ends of cells, once all is found to be balanced."""
+    opened = []
+    for kind, name in re.findall(r"\\(begin|end)\{(\w+)\}", text):
+        if kind == "begin":
+            opened.append(name)
+        else:
+            assert opened.pop() == name
+    assert opened == []
+    bare = re.sub(r"\\[\\{}$&#%_]", "", text)
+    depth = 0
+    for letter in bare:
+        depth += (letter == "{") - (letter == "}")
+        assert depth >= 0
+    assert depth == 0
+    assert bare.count("$") % 2 == 0
+    assert "%" not in bare.removeprefix("% ")
+    assert "#" not in bare
+    found = re.search(r"\\begin\{tabular\}\{([lr]+)\}\n(.*)\\end\{tabular\}", text, re.DOTALL)
+    assert found is not None
+    lines = found[2].splitlines()
+    assert (lines[0], lines[2], lines[-1]) == (r"\toprule", r"\midrule", r"\bottomrule")
+    rows = [line for line in lines if line not in (r"\toprule", r"\midrule", r"\addlinespace", r"\bottomrule")]
+    assert all(line.endswith(r" \\") and not line.lstrip().startswith(("[", "*")) for line in rows)
+    cells = [[cell.strip() for cell in re.split(r"(?<!\\)&", line.removesuffix(r"\\"))] for line in rows]
+    assert {len(row) for row in cells} == {len(found[1])}
+    return cells
+
+
+def test_latex_has_the_same_cells() -> None:
+    text = latex(TABLE)
+    assert structure(text) == [
+        ["encoder", "loss", "mAP", "paper", "time (ms)", "epochs"],
+        [
+            "ResNet-18",
+            "cross-entropy",
+            r".250 $\pm$ .071 (2) $=$",
+            r".249 $\pm$ .003",
+            r"\textbf{9.50} (1)",
+            "100.00 (1)",
+        ],
+        ["", "CAM", r"\textbf{.700 $\pm$ .000} (2) $\uparrow$", r".622 $\pm$ .005", "11.00 (1)", "90.00 (1)"],
+        ["Swin-T", "cross-entropy", ".900 (1)", "", "--", "not run"],
+        ["", "CAM", "not run", r".808 $\pm$ .004", "2.50 (1)", "not run"],
+    ]
+    assert text.count(r"\midrule") == 2, "one below the heads and one between the encoders"
+    assert text.isascii(), "a sign that pdflatex may not know"
+    assert r"\label{tab:table1}" in text
+    assert set(re.findall(r"\\usepackage\{(\w+)\}", text)) == {"booktabs"}
+    percent = replace(TABLE, columns=(Column("accuracy", "percent"), *TABLE.columns[1:]))
+    assert r"90.00\% (1)" in structure(latex(percent))[3]
+
+
+def test_groups_within_the_widest_label_are_set_apart_by_a_gap() -> None:
+    labels = [("a", "x", "1"), ("a", "x", "2"), ("a", "y", "1"), ("b", "y", "1")]
+    table = Table("t", "T", ("one", "two", "three"), (Column("mAP"),), tuple(Row(row, (None,)) for row in labels))
+    assert [row[:3] for row in structure(latex(table))[1:]] == [
+        ["a", "x", "1"],
+        ["", "", "2"],
+        ["", "y", "1"],
+        ["b", "y", "1"],
+    ]
+    body = latex(table).split(r"\midrule")
+    assert [part.count(r"\addlinespace") for part in body] == [0, 1, 0]
+
+
+words = st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z")), min_size=1, max_size=12)
+signs = st.text("|*_`<>[]()#+-.!\\{}$&%~^=1a ", min_size=1, max_size=12)
+emphasis = st.text("_*`a1. ", min_size=1, max_size=8)
+labels_of_any_kind = (words | signs | emphasis).map(lambda text: " ".join(text.split())).filter(bool)
+
+
+@given(st.lists(labels_of_any_kind, min_size=1, max_size=3, unique=True))
+@example(["__a__", "_a_", "a_b_c"])
+def test_any_label_is_shown_as_it_is(labels: list[str]) -> None:
+    table = replace(table_of(*[0.5] * len(labels), labels=tuple(labels)), title=labels[0], notes=(labels[0],))
+    text = markdown(table)
+    assert [row[0] for row in parsed(text)[1:]] == [display(label) for label in labels]
+    tokens = MarkdownIt("commonmark").enable("table").parse(text)
+    said = ["".join(part.content for part in token.children or []) for token in tokens if token.type == "inline"]
+    assert said[0] == labels[0]
+    assert said[-1] == labels[0]
+    assert len(structure(latex(table))) == 1 + len(labels)
+    assert [line["row"] for line in csv_format.DictReader(io.StringIO(csv(table)))] == labels
+
+
+def test_terminal_shows_all_columns_at_any_width() -> None:
+    wide = printed(TABLE, 120)
+    assert wide.count("loss") - wide.count("in loss only") == 1
+    assert "ResNet-18   cross-entropy   .250 ± .071 (2) =   .249 ± .003" in wide
+    narrow = printed(TABLE, 64)
+    assert narrow.count("encoder") > 1, "columns that do not fit follow below, under the same labels"
+    for text in (wide, narrow):
+        assert "…" not in text
+        for row in parsed(markdown(TABLE)):
+            assert all(cell.replace("*", "") in text for cell in row)
+        assert "Seeds 0 and 1." in text
+    assert max(map(len, narrow.splitlines())) <= 64
+    assert "\x1b[1m.700 ± .000\x1b[0m (2) ↑" in printed(TABLE, 120, styled=True)
+
+
+def test_terminal_takes_no_label_for_markup() -> None:
+    assert "[bold]x[/bold]" in printed(table_of(0.5, labels=("[bold]x[/bold]",)), 80)
+
+
+def test_write(tmp_path: Path) -> None:
+    paths = write(TABLE, tmp_path / "out" / "tables")
+    assert [path.name for path in paths] == ["table1.md", "table1.tex", "table1.csv"]
+    assert [path.read_text(encoding="utf-8") for path in paths] == [markdown(TABLE), latex(TABLE), csv(TABLE)]
+    assert sorted(path.name for path in paths[0].parent.iterdir()) == sorted(path.name for path in paths)
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match="cannot be written"):
+        write(TABLE, tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": "../table"}, "cannot be named"),
+        ({"stub": ()}, "needs a stub"),
+        ({"columns": (Column("mAP"),) * 3}, "different titles"),
+        ({"columns": (Column("mAP"),)}, "give it 2 labels and 1 cells"),
+        ({"stub": ("loss",)}, "does not fit"),
+        ({"rows": TABLE.rows[:1] * 2}, "same labels"),
+    ],
+)
+def test_tables_that_do_not_fit_are_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        replace(TABLE, **changes)  # type: ignore[arg-type]
+
+
+def test_an_empty_table_has_its_heads() -> None:
+    empty = replace(TABLE, rows=(), notes=())
+    assert parsed(markdown(empty)) == [["encoder", "loss", "mAP", "time (ms)", "epochs"]]
+    assert len(structure(latex(empty))) == 1
+    assert "epochs" in printed(empty, 80)
+
+
+def test_names_are_the_papers_and_unknown_ones_stay() -> None:
+    assert [display(name) for name in ("resnet101", "tiny_imagenet", "cross_entropy", "cam", "two_stage")] == [
+        "ResNet-101",
+        "Tiny ImageNet",
+        "cross-entropy",
+        "CAM",
+        "two-stage",
+    ]
+    assert all(display(method) == title for method, title in TITLES.items())
+    assert display("timm:convnext_tiny") == "timm:convnext_tiny"
