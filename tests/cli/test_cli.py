@@ -91,10 +91,10 @@ def test_a_failing_job_does_not_end_the_sweep(tiny: list[str], tmp_path: Path) -
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["train", "loss=cam,arcface", "-m"], "loss must be one of cam, contrastive, cross_entropy, found 'arcface'."),
+        (["train", "loss=cam,arcfase", "-m"], "supcon, triplet, found 'arcfase'."),
         (["train", "recipe.foo=1", "-m"], "There is no recipe.foo"),
         (["evaluate", "nowhere", "foo"], "nowhere"),
-        (["train", "loss=arcface"], "loss must be one of cam, contrastive, cross_entropy, found 'arcface'."),
+        (["train", "loss=arcfase"], "loss must be one of arcface, cam, center, contrastive, cosface, cross_entropy"),
         (["train", "nowhere/"], "nowhere/ is neither a folder of pictures nor an .npz file."),
         (["train", "dataset=folder", "dataset.path=nowhere"], "nowhere"),
         (["train", "--resume", "nowhere"], "nowhere is no run"),
