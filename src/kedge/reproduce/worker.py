@@ -22,6 +22,7 @@ from kedge.reproduce.machine import describe
 from kedge.reproduce.measures import MEASURES
 from kedge.reproduce.store import Line, Store
 from kedge.training import quoted, resume_run, start_run
+from kedge.training.callbacks import BEST, LAST
 
 __all__ = ["perform"]
 
@@ -48,12 +49,14 @@ def perform(job: Job, out: Path, sources: Source) -> None:
             values = MEASURES[measure](model, dataset, folder)
             spent = _seconds(folder) if measure == "scores" else time.monotonic() - started
             store.append(Line.of(job, measure, values=values, seconds=round(spent, 2), **common))
+        for name in (BEST, LAST):  # the model is there, and there may be hundreds of runs
+            (folder / name).unlink(missing_ok=True)
 
 
 def _trained(job: Job, folder: Path, sources: Source) -> Model:
     if (folder / "model").exists():
         return Model.load(folder).to("auto")
-    if (folder / "checkpoints/last.ckpt").exists():
+    if (folder / LAST).exists():
         return resume_run(folder)
     if folder.exists():  # killed before its first epoch ended: nothing to go on from
         shutil.rmtree(folder)
