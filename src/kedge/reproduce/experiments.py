@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from kedge.datasets import shot_counts
 from kedge.errors import ConfigError, DataError
-from kedge.evaluation import retrieval_grid
+from kedge.evaluation import METHODS, retrieval_grid
 from kedge.evaluation.tables import TITLES
 from kedge.reproduce import figures, printed
 from kedge.reproduce.cells import Cell
@@ -26,7 +26,6 @@ __all__ = ["EXPERIMENTS", "Choice", "Experiment", "Results", "experiment"]
 LOSSES = ("cross_entropy", "contrastive", "cam")
 DATASETS = ("cifar100", "food101", "svhn", "tiny_imagenet")
 ENCODERS = ("resnet18", "resnet50", "resnet101", "swin_t")
-METHODS = ("brute_force", "label_lists", "label_lists_rest_last", "anchor_lists")
 _PER_CLASS = {"cifar100": 500, "food101": 750, "svhn": 13861, "tiny_imagenet": 500}
 """The most training pictures of a class, so that a plan needs no download."""
 
@@ -75,6 +74,10 @@ class Experiment:
     encoders: ClassVar[tuple[str, ...]] = ENCODERS
     losses: ClassVar[tuple[str, ...]] = LOSSES
     measures: ClassVar[tuple[str, ...]] = ("scores",)
+    varies: ClassVar[str | None] = None
+    """The setting whose numbers are compared, if one is."""
+    open_to_others: ClassVar[bool] = False
+    """Whether losses that it does not name belong to it."""
 
     def jobs(self, choice: Choice) -> list[Job]:
         """All runs."""
@@ -136,7 +139,7 @@ class Experiment:
     def _name(self, what: str, choice: Choice) -> str:
         return "-".join(part for part in (self.name, what, choice.recipes[0]) if part)
 
-    def _lines(self, results: Results, choice: Choice, x_label: str, *, doubling: bool) -> dict[str, Figure]:
+    def _lines(self, results: Results, choice: Choice, x_label: str) -> dict[str, Figure]:
         """Curves over the number that varies, brute force and two-stage apart."""
         found = {}
         for recipe in choice.recipes:
@@ -159,9 +162,9 @@ class Experiment:
                     if len(series) == 1:
                         (panel,) = series.values()
                         title = f"{' · '.join(next(iter(series)))}, recipe {recipe}"
-                        found[name] = figures.curves(panel, log2_x=doubling, title=title, **options)
+                        found[name] = figures.curves(panel, log2_x=True, title=title, **options)
                     else:
-                        found[name] = figures.panels(series, log2_x=doubling, title=f"recipe {recipe}", **options)
+                        found[name] = figures.panels(series, log2_x=True, title=f"recipe {recipe}", **options)
         return found
 
 
@@ -310,12 +313,13 @@ class Dimensions(Experiment):
     title = "Size of the embedding"
     datasets = ("cifar100",)
     encoders = ("resnet50",)
+    varies = "encoder.dim"
     SIZES: ClassVar = (32, 64, 128, 256, 512, 1024, 2048)
 
     def variants(self, job: Job, choice: Choice) -> Sequence[tuple[str, ...]]:
         """One for each size."""
         del job
-        return [(f"encoder.dim={size}",) for size in choice.at or self.SIZES]
+        return [(f"{self.varies}={size}",) for size in choice.at or self.SIZES]
 
     def tables_of(self, results: Results, choice: Choice) -> list[Table]:
         """All ways to search."""
@@ -323,7 +327,7 @@ class Dimensions(Experiment):
 
     def figures(self, results: Results, choice: Choice) -> dict[str, Figure]:
         """mAP over the size."""
-        return self._lines(results, choice, "dimensions", doubling=True)
+        return self._lines(results, choice, "dimensions")
 
 
 class Convergence(Experiment):
@@ -373,11 +377,12 @@ class FewShot(Experiment):
 
     name = "fewshot"
     title = "Few pictures of each class"
+    varies = "split.shots"
 
     def variants(self, job: Job, choice: Choice) -> Sequence[tuple[str, ...]]:
         """1, 2, 4 … until all pictures are used."""
         counts = choice.at or _shots(job.dataset, choice.sources)
-        return [(f"split.shots={count}",) for count in counts]
+        return [(f"{self.varies}={count}",) for count in counts]
 
     def tables_of(self, results: Results, choice: Choice) -> list[Table]:
         """All ways to search."""
@@ -385,7 +390,7 @@ class FewShot(Experiment):
 
     def figures(self, results: Results, choice: Choice) -> dict[str, Figure]:
         """mAP over shots."""
-        return self._lines(results, choice, "pictures of each class", doubling=True)
+        return self._lines(results, choice, "pictures of each class")
 
 
 class Embeddings2d(Experiment):
@@ -472,6 +477,7 @@ class League(Experiment):
 
     name = "league"
     title = "League of losses"
+    open_to_others = True
     datasets = ("cifar100",)
     encoders = ("resnet18",)
     losses = (

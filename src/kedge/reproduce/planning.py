@@ -17,8 +17,13 @@ from kedge.reproduce.store import Line
 
 __all__ = ["Estimates", "duration"]
 
-_KNOWN = {"cifar100": (50_000, 32), "svhn": (73_257, 32), "food101": (75_750, 224), "tiny_imagenet": (100_000, 64)}
-"""Training pictures and their side, so that a plan needs no download."""
+_KNOWN = {
+    "cifar100": (50_000, 100, 32),
+    "svhn": (73_257, 10, 32),
+    "food101": (75_750, 101, 224),
+    "tiny_imagenet": (100_000, 200, 64),
+}
+"""Training pictures, classes and the pictures' side, so that a plan needs no download."""
 _TRIED = 8
 """Pictures in the step that is timed."""
 
@@ -39,20 +44,20 @@ class Estimates:
         if seen := self._seen.get(_kind(job)):
             return statistics.mean(seen), "runs like it"
         config = job.config(self.sources)
-        count, side = self._pictures(job)
+        count, classes, side = self._pictures(job)
         side = config.recipe.size or side
         shots = config.split.shots
-        count = min(count, shots * 1000) if shots else count
+        count = min(count, shots * classes) if shots else count
         stem = (job.encoder, side, config.encoder.get("stem"), config.encoder.get("dim"))
         return _step(*stem) / _TRIED * count * config.recipe.epochs, "one step"
 
-    def _pictures(self, job: Job) -> tuple[int, int]:
+    def _pictures(self, job: Job) -> tuple[int, int, int]:
         if job.dataset in _KNOWN:
             return _KNOWN[job.dataset]
         dataset = load_pictures(job.dataset, self.sources)
         if dataset is None:
             raise DataError(f"The dataset {job.dataset} cannot be loaded.")
-        return len(dataset.train), min(dataset.train.size)
+        return len(dataset.train), len(dataset.classes), min(dataset.train.size)
 
 
 def duration(seconds: float) -> str:

@@ -38,7 +38,7 @@ nearest to an anchor, whatever its label.
   recipe called `paper` here, which otherwise follows the paper: Adam, rate 1e-3, halved on a plateau.
 - ResNets begin with a 3 × 3 convolution and no pooling where pictures have at most 64 pixels. The paper does not say.
 - The plateau is seen on a tenth of the training pictures, which are held out with the recipe `paper`; `kedge` trains on
-  all of them. Settings were chosen on held-out pictures, never on the test set.
+  all of them. On which pictures its settings were chosen is said [there](recipe.md).
 - Training is in bfloat16 on a GPU, and the gallery is the whole training set.
 """
 
@@ -90,7 +90,7 @@ def _belongs(line: Line, experiment: Experiment, sources: Source) -> bool:
     """Whether a run is one of the experiment's; of those that want more than scores, only with what they want."""
     if line.measure != experiment.measures[-1]:
         return False
-    if line.loss not in experiment.losses and experiment.name != "league":
+    if line.loss not in experiment.losses and not experiment.open_to_others:
         return False
     choice = Choice(
         (line.dataset,),
@@ -108,10 +108,10 @@ def _belongs(line: Line, experiment: Experiment, sources: Source) -> bool:
 
 
 def _numbers(experiment: Experiment, lines: Iterable[Line]) -> tuple[int, ...] | None:
-    """The dimensions or shots of these runs; None for experiments that vary no number."""
-    name = {"dimensions": "encoder.dim=", "fewshot": "split.shots="}.get(experiment.name)
-    if name is None:
+    """The numbers that these runs vary; None for experiments that vary none."""
+    if experiment.varies is None:
         return None
+    name = f"{experiment.varies}="
     found = {int(change.removeprefix(name)) for line in lines for change in line.changes if change.startswith(name)}
     return tuple(sorted(found))
 
