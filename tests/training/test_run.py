@@ -216,7 +216,7 @@ def test_parts_of_a_loss_that_come_and_go_are_refused(
 
 
 SCHEDULES = {
-    "one cycle": ["loss=cam", "recipe.averaging=0.2"],
+    "one cycle": ["loss=cam", "recipe.averaging=0.2", "recipe.sharpness.radius=0.05"],
     "plateau": ["recipe=paper", "loss=cross_entropy", "recipe.schedule.patience=0", "recipe.schedule.factor=0.3"],
 }
 

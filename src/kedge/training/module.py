@@ -16,7 +16,8 @@ from kedge.metrics import knn_accuracy
 from kedge.training.compiling import Fast, Forward
 from kedge.training.data import Batch, seed_of
 from kedge.training.settings import Recipe
-from kedge.training.step import Step
+from kedge.training.sharpness import Climb
+from kedge.training.step import Draws, Outcome, Step
 
 __all__ = ["RetrievalTraining"]
 
@@ -54,6 +55,8 @@ class RetrievalTraining(L.LightningModule):
         self.loss_scale = recipe.loss_scale if bounded else 1.0
         self.knows_classes = type(step.loss).predict is not RetrievalLoss.predict
         self._head_parameters = list(head.parameters())
+        self._climb = Climb(step.network, recipe.sharpness.radius)
+        self._climbs_from = math.inf
         self._chance = torch.Generator()
         self._names: tuple[str, ...] = ()
         self._totals: Tensor | None = None
@@ -79,6 +82,8 @@ class RetrievalTraining(L.LightningModule):
     def on_train_start(self) -> None:
         """A resumed run has its checkpoint."""
         self.saved_epochs = self.current_epoch
+        if self.recipe.sharpness.radius:
+            self._climbs_from = self.recipe.sharpness.start * float(self.trainer.estimated_stepping_batches)
 
     def on_train_epoch_start(self) -> None:
         """Restart every source of chance from seed and epoch, so that a resumed run repeats the epoch."""
@@ -91,7 +96,8 @@ class RetrievalTraining(L.LightningModule):
         """One batch: augment, embed, compare with the anchors."""
         del batch_idx
         inputs, labels = batch
-        found = self._forward[0](inputs, labels, self._step[0].draw(inputs, self._chance))
+        draws = self._step[0].draw(inputs, self._chance)
+        found = self._forward[0](inputs, labels, draws)
         if self._totals is None:
             # A copy: the memory of a compiled step's outcome is used again.
             self._names, self._totals = found.names, found.counted.clone()
@@ -103,7 +109,24 @@ class RetrievalTraining(L.LightningModule):
         self._steps += 1
         if found.loss.device.type == "cpu" and not torch.isfinite(found.loss):
             raise self._not_finite()
+        if self.global_step >= self._climbs_from:
+            found = self._from_above(found, inputs, labels, draws)
         return found.loss * self.loss_scale
+
+    def _from_above(self, found: Outcome, inputs: Tensor, labels: Tensor, draws: Draws) -> Outcome:
+        """The same batch again, seen from where its loss is higher."""
+        weights = self._climb.weights
+        self._climb.ascend(
+            [weight.grad for weight in weights if weight.grad is not None]
+            if self._with_gradients
+            else torch.autograd.grad(found.loss, weights)
+        )
+        return self._forward[0](inputs, labels, draws)
+
+    def on_after_backward(self) -> None:
+        """The gradient from above is applied below."""
+        if self._climb.up:
+            self._climb.descend()
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Compute the gradients, where the compiled step has not done so already."""

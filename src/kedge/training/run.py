@@ -272,6 +272,8 @@ class _Run:
         wanted = self.settings.trainer
         on_gpu = self.device.type == "cuda"
         precision: Any = self._precision
+        if precision == "16-mixed" and self.recipe.sharpness.radius:
+            raise ConfigError("recipe.sharpness needs gradients of the full range: use trainer.precision=bf16-mixed.")
         torch.backends.cudnn.deterministic = True  # as fast, and a seed means a result
         averaging = Averaging(self.recipe.averaging) if self.recipe.averaging else None
         loggers: list[Logger] = []

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from kedge.errors import ConfigError
 from kedge.images import Augmentation, Mixing
 
-__all__ = ["COMPILE_MODES", "Optimizer", "Recipe", "Schedule", "Settings", "Split", "Trainer"]
+__all__ = ["COMPILE_MODES", "Optimizer", "Recipe", "Schedule", "Settings", "Sharpness", "Split", "Trainer"]
 
 T = TypeVar("T")
 
@@ -60,6 +60,18 @@ class Schedule:
 
 
 @dataclass(frozen=True)
+class Sharpness:
+    """Sharpness-aware minimisation: how far from the weights the gradient is taken, and from which step on."""
+
+    radius: float = 0.0
+    start: float = 0.5
+
+    def __post_init__(self) -> None:
+        _within("recipe.sharpness.radius", self.radius, least=0)
+        _within("recipe.sharpness.start", self.start, least=0, below=1)
+
+
+@dataclass(frozen=True)
 class Recipe:
     """Epochs, batches, optimiser, schedule and augmentation of one run."""
 
@@ -73,6 +85,7 @@ class Recipe:
     augmentation: Augmentation = field(default_factory=Augmentation)
     mixing: Mixing = field(default_factory=Mixing)
     averaging: float = 0.0
+    sharpness: Sharpness = field(default_factory=Sharpness)
     standardise: bool = False
     size: int | None = None
 
