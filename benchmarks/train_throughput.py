@@ -10,13 +10,13 @@ DATA.npz holds 32 × 32 pictures (x_train, y_train, x_test, y_test, classes). Fo
 - usual: the same augmentation as torchvision transforms on 16 worker processes, eager in bfloat16;
 - usual, ProxyAnchor: the same with pytorch-metric-learning's loss, where that is installed.
 
-All get ready side by side (most of the time goes into compiling) and are then timed one by one.
+What must be compiled gets ready side by side; then all are timed one by one.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
+import faulthandler
 import json
 import multiprocessing
 import tempfile
@@ -37,8 +37,8 @@ from kedge.reproduce.machine import describe
 from runs import history, kedge, seconds
 
 RESULTS = Path(__file__).parent / "results" / "train_throughput.json"
-MODES = ("reduce-overhead", "graph")
-"""Ways to compile the bare step: torch's own CUDA graphs, and forward and backward recorded as a single one."""
+MODES = ("graph", "reduce-overhead")
+"""Ways to compile the bare step: forward and backward recorded as one CUDA graph, and torch's own CUDA graphs."""
 LOSSES = {"usual": "cam", "usual, ProxyAnchor": "proxy"}
 WORKERS = 16
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -64,6 +64,9 @@ CASES = {
 QUICK = {"resnet10-64": Case("resnet10", 64, 32, 3, 10)}
 SECONDS = 4.0
 """For which a rival is timed: a GPU that has just begun is faster than one at work."""
+PATIENCE = 150.0
+"""Seconds for compiling and, later, for timing a case's rivals: one that hangs must not cost the others' figures."""
+STARTED = time.monotonic()
 
 
 def main() -> None:
@@ -79,10 +82,10 @@ def main() -> None:
     rivals = {name: [Rivals(case, given.data, ways) for ways in (modes, ())] for name, case in cases.items()}
     with ThreadPoolExecutor() as pool:  # a first epoch each, so that what is compiled lies in the cache
         list(pool.map(lambda case: kedge_train(case._replace(epochs=1), given.data, given.holdout), cases.values()))
-    print("  Kedge's steps are compiled", flush=True)
-    for waiting in itertools.chain(*rivals.values()):
-        waiting.prepared()
-    print("  all others too", flush=True)
+    say("Kedge's steps are compiled")
+    for bare_steps, _ in rivals.values():
+        bare_steps.prepared()
+    say("so are the others")
     rows = {}
     for name, case in cases.items():
         times = {way: speed for rival in rivals[name] for way, speed in rival.timed().items()}
@@ -120,11 +123,12 @@ def kedge_train(case: Case, data: Path, holdout: float) -> float:
     return round(steps * case.batch / sum(times[1:]), 1) if steps else 0.0
 
 
-class Rivals:
-    """The bare step in some modes or, without any, the usual loops: in a process that is timed when its turn comes.
+def say(text: str) -> None:
+    print(f"  {time.monotonic() - STARTED:.0f} s: {text}", flush=True)
 
-    Loops have a process to themselves, since their workers are forked, which one that compiles does not survive.
-    """
+
+class Rivals:
+    """The bare step in some modes or, without any, the usual loops: in a process that is timed when its turn comes."""
 
     def __init__(self, case: Case, data: Path, modes: Sequence[str]) -> None:
         context = multiprocessing.get_context("spawn")
@@ -135,35 +139,48 @@ class Rivals:
         theirs.close()
 
     def prepared(self) -> None:
-        """Returns when all is compiled, or has failed."""
-        self.pipe.poll(None)
+        """Returns when all is compiled or has failed, or patience is at its end."""
+        self.pipe.poll(max(0.0, STARTED + PATIENCE - time.monotonic()))
 
     def timed(self) -> dict[str, float]:
         """Images per second of those that did not fail."""
+        times: dict[str, float] = {}
         try:
-            self.pipe.recv()
             self.pipe.send("go")
-            times: dict[str, float] = self.pipe.recv()
-        except EOFError:
-            times = {}
+            end = time.monotonic() + PATIENCE
+            while self.pipe.poll(max(0.0, end - time.monotonic())):
+                said = self.pipe.recv()
+                if said == "done":
+                    break
+                times |= said
+        except (EOFError, OSError):
+            pass
+        self.process.kill()
         self.process.join()
         return times
 
 
 def wait_and_time(pipe: Any, case: Case, data: Path, modes: Sequence[str]) -> None:
+    faulthandler.dump_traceback_later(PATIENCE - 20)
     ready: dict[str, Callable[[], None]] = {}
-    times: dict[str, float] = {}
-    for mode in modes:
-        attempt(ready, mode, bare, case, mode)
-    if not modes:
+    if modes:
+        for mode in modes:
+            if not (ready and pipe.poll()):  # asked to begin: there is no time for another
+                attempt(ready, mode, bare, case, mode)
+        pipe.send({})
+        pipe.recv()
+    else:
+        pipe.recv()
+        batches = loader_of(case, data)
+        next(batches)  # the workers are there before the GPU is in use
         for label, loss in LOSSES.items():
-            attempt(ready, label, usual, case, data, loss)
-    pipe.send("ready")
-    pipe.recv()
+            attempt(ready, label, usual, case, batches, loss)
     for label, one in ready.items():
+        times: dict[str, float] = {}
         attempt(times, label, timed, one, case, SECONDS if DEVICE.type == "cuda" else 1.0)
         print(f"  {label}: {times.get(label)} images/s", flush=True)
-    pipe.send(times)
+        pipe.send(times)
+    pipe.send("done")
 
 
 def attempt(results: dict[str, Any], label: str, act: Callable[..., Any], *arguments: Any) -> None:
@@ -242,10 +259,8 @@ def bare(case: Case, mode: str) -> Callable[[], None]:
     return launch
 
 
-def usual(case: Case, data: Path, loss_name: str) -> Callable[[], None]:
-    """Torchvision transforms in worker processes, eager."""
-    from torchvision.transforms import v2
-
+def loader_of(case: Case, data: Path) -> Iterator[Any]:
+    """Batches without end, from torchvision transforms in worker processes."""
     recipe = compose([f"encoder={case.encoder}", "recipe=kedge"]).recipe
     loader = torch.utils.data.DataLoader(
         Pictures(data, case.size, recipe.augmentation),
@@ -256,8 +271,15 @@ def usual(case: Case, data: Path, loss_name: str) -> Callable[[], None]:
         pin_memory=DEVICE.type == "cuda",
         persistent_workers=True,
     )
-    batches = endless(loader)
-    next(batches)  # the workers are there before the GPU is in use
+    while True:
+        yield from loader
+
+
+def usual(case: Case, batches: Iterator[Any], loss_name: str) -> Callable[[], None]:
+    """Batches from a loader, mixed as the recipe says, and an eager step."""
+    from torchvision.transforms import v2
+
+    recipe = compose([f"encoder={case.encoder}", "recipe=kedge"]).recipe
     step = step_of(parts_of(case, loss_name))
     mix = v2.RandomApply([v2.CutMix(num_classes=100)], p=recipe.mixing.cutmix)
 
@@ -299,11 +321,6 @@ class Pictures(torch.utils.data.Dataset[tuple[Tensor, int]]):
 
     def __getitem__(self, row: int) -> tuple[Tensor, int]:
         return self.change(self.images[row]), int(self.labels[row])
-
-
-def endless(loader: Any) -> Iterator[Any]:
-    while True:
-        yield from loader
 
 
 def timed(one: Callable[[], None], case: Case, seconds: float) -> float:
