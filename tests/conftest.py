@@ -18,25 +18,36 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session")
-def stripes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny .npz that a tiny network learns: four classes of noisy stripes, 12 × 12 pixels."""
+def save_stripes(path: Path, *, noise: float, shifted: bool) -> Path:
+    """Four classes of noisy stripes, 12 × 12 pixels, which begin at the edge or, shifted, anywhere."""
     generator = np.random.default_rng(0)
-    x, y = np.meshgrid(np.arange(12), np.arange(12))
-    patterns = [x % 4 < 2, y % 4 < 2, (x + y) % 4 < 2, (x // 3 + y // 3) % 2 == 0]
 
     def draw(per_class: int) -> tuple[np.ndarray, np.ndarray]:
         labels = np.repeat(np.arange(4), per_class)
-        images = np.stack([patterns[label] for label in labels]) * 140.0 + 50
-        noisy = images[..., None] + generator.normal(0, 25, (*images.shape, 3))
+        down, right = generator.integers(12, size=(2, len(labels), 1, 1)) if shifted else (0, 0)
+        x, y = (grid + by for grid, by in zip(np.meshgrid(np.arange(12), np.arange(12)), (right, down), strict=True))
+        patterns = [x % 4 < 2, y % 4 < 2, (x + y) % 4 < 2, (x // 3 + y // 3) % 2 == 0]
+        images = np.choose(labels[:, None, None], patterns) * 140.0 + 50
+        noisy = images[..., None] + generator.normal(0, noise, (*images.shape, 3))
         return noisy.clip(0, 255).astype(np.uint8), labels
 
     x_train, y_train = draw(40)
     x_test, y_test = draw(10)
-    path = tmp_path_factory.mktemp("arrays") / "stripes.npz"
     classes = np.array(["upright", "level", "slanted", "checked"])
     np.savez(path, x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test, classes=classes)
     return path
+
+
+@pytest.fixture(scope="session")
+def stripes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny .npz that a tiny network learns."""
+    return save_stripes(tmp_path_factory.mktemp("arrays") / "stripes.npz", noise=25, shifted=False)
+
+
+@pytest.fixture(scope="session")
+def shifted_stripes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny .npz whose classes an untrained network hardly tells apart."""
+    return save_stripes(tmp_path_factory.mktemp("arrays") / "shifted.npz", noise=40, shifted=True)
 
 
 @pytest.fixture(scope="session")

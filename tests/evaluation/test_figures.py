@@ -40,6 +40,22 @@ def test_frames_marks_and_names_tell_right_from_wrong(dataset: Dataset) -> None:
     np.testing.assert_array_equal(figure.axes[3].images[0].get_array(), dataset.train.images[1].transpose(1, 2, 0))
 
 
+def test_more_than_two_models_stand_below_one_another(dataset: Dataset) -> None:
+    hits = {name: np.array([[0, 3], [4, 2]]) + place for place, name in enumerate(("cam", "ce", "mine"))}
+    figure = retrieval_grid(dataset, [0, 1], hits, title="What was found")
+    assert [text.get_text() for text in figure.texts] == ["What was found", "query"]
+    heights: dict[float, list[str]] = {}
+    for axes in figure.axes:
+        heights.setdefault(round(axes.get_position().y0, 6), []).append(axes.get_ylabel())
+    rows = [heights[height] for height in sorted(heights, reverse=True)]
+    assert rows == [["", "cam", ""], ["ce", ""], ["mine", ""]] * 2, "the query stands before its first row"
+    shown = [
+        int((dataset.train.images == axes.images[0].get_array().transpose(2, 0, 1)).all((1, 2, 3)).argmax())
+        for axes in figure.axes
+    ]
+    assert shown == [0, 0, 3, 1, 4, 2, 5, 1, 4, 2, 5, 3, 6, 4]
+
+
 def test_it_becomes_a_png(dataset: Dataset) -> None:
     file = BytesIO()
     retrieval_grid(dataset, [0], {"cam": np.zeros((1, 6), dtype=int)}).savefig(file, format="png")

@@ -19,28 +19,6 @@ RATES = {"kedge": {"center": 0.05}, "paper": {}}
 """SGD's rate is meant for hundreds of pictures in a batch."""
 
 
-@pytest.fixture(scope="module")
-def shifted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Stripes that begin anywhere: an untrained network hardly tells them apart."""
-    generator = np.random.default_rng(0)
-
-    def draw(per_class: int) -> tuple[np.ndarray, np.ndarray]:
-        labels = np.repeat(np.arange(4), per_class)
-        down, right = generator.integers(12, size=(2, len(labels), 1, 1))
-        x, y = (grid + by for grid, by in zip(np.meshgrid(np.arange(12), np.arange(12)), (right, down), strict=True))
-        patterns = [x % 4 < 2, y % 4 < 2, (x + y) % 4 < 2, (x // 3 + y // 3) % 2 == 0]
-        images = np.choose(labels[:, None, None], patterns) * 140.0 + 50
-        noisy = images[..., None] + generator.normal(0, 40, (*images.shape, 3))
-        return noisy.clip(0, 255).astype(np.uint8), labels
-
-    x_train, y_train = draw(40)
-    x_test, y_test = draw(10)
-    path = tmp_path_factory.mktemp("arrays") / "shifted.npz"
-    classes = np.array(["upright", "level", "slanted", "checked"])
-    np.savez(path, x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test, classes=classes)
-    return path
-
-
 def scores(encoder: torch.nn.Module, data: Dataset) -> tuple[float, float]:
     """Brute-force mAP and 1-NN accuracy of the test pictures among those of training."""
     sides = [(part.take(np.arange(len(part))), part.labels) for part in (data.test, data.train)]
@@ -51,10 +29,17 @@ def scores(encoder: torch.nn.Module, data: Dataset) -> tuple[float, float]:
 
 @pytest.mark.parametrize("recipe", ["kedge", "paper"])
 @pytest.mark.parametrize("loss", LEAGUE)
-def test_it_learns(loss: str, recipe: str, shifted: Path, tiny: list[str], tmp_path: Path) -> None:
+def test_it_learns(loss: str, recipe: str, shifted_stripes: Path, tiny: list[str], tmp_path: Path) -> None:
     # Optimiser and mixing are the recipe's own; what is made smaller is meant for larger pictures and longer runs.
     kept = [one for one in tiny if one.startswith(("dataset=", "encoder", "recipe.batch_size", "recipe.averaging"))]
-    overrides = [*kept, f"dataset.path={shifted}", f"recipe={recipe}", f"loss={loss}", "split.holdout=0", "seed=1"]
+    overrides = [
+        *kept,
+        f"dataset.path={shifted_stripes}",
+        f"recipe={recipe}",
+        f"loss={loss}",
+        "split.holdout=0",
+        "seed=1",
+    ]
     config = compose(overrides)
     small = ["recipe.epochs=5", "recipe.augmentation.crop_padding=1"]
     small += ["recipe.augmentation.cutout=3"] * bool(config.recipe.augmentation.cutout)

@@ -15,21 +15,10 @@ from PIL import Image
 
 import kedge.config
 from kedge.errors import ConfigError
-from kedge.reproduce.figures import (
-    CLASS_COLOURS,
-    FIXED,
-    RIVALS,
-    Cloud,
-    Split,
-    _spread,
-    curves,
-    embeddings_2d,
-    league_chart,
-    panels,
-    style_of,
-    styles_of,
-    write_figure,
-)
+from kedge.reproduce.figures import curves, embeddings_2d, league_chart, panels, write_figure
+from kedge.reproduce.figures.embeddings import CLASS_COLOURS, Cloud, Split
+from kedge.reproduce.figures.lines import _spread
+from kedge.reproduce.figures.styles import FIXED, RIVALS, Style, styles_of
 
 DIMENSIONS = [32, 64, 128, 256, 512, 1024, 2048]
 LOSSES = ["triplet", "arcface", "proxy_anchor", "circle", "multi_similarity", "supcon", "proxy_nca", "center", "mine"]
@@ -43,6 +32,10 @@ def series(*losses: str, seeds: int = 3) -> dict[str, dict[int, list[float]]]:
         }
         for place, loss in enumerate(losses)
     }
+
+
+def style_of(loss: str) -> Style:
+    return styles_of([loss])[loss]
 
 
 def cloud(count: int, classes: int = 10, seed: int = 0) -> Cloud:
@@ -130,6 +123,7 @@ def test_one_point_is_enough(tmp_path: Path, log2_x: bool) -> None:
     assert lines(figure) == {"cam": ([64], [0.5])}
     low, high = figure.axes[0].get_xlim()
     assert low < 64 < high
+    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["64"]
     assert_readable(figure)
     write_figure(figure, tmp_path, "one")
 
@@ -166,6 +160,11 @@ def test_many_lines_that_end_together_have_names_that_do_not_overlap() -> None:
     assert sorted(name.get_text() for name in names) == sorted(LOSSES)
     heights = {name.get_text(): name.xyann[1] for name in names}
     assert sorted(LOSSES, key=lambda loss: heights[loss]) == LOSSES
+    leaders = [
+        (name.arrow_patch.get_window_extent(), Text.get_window_extent(name)) for name in names if name.arrow_patch
+    ]
+    assert len(leaders) >= len(LOSSES) - 1
+    assert all(leader.x1 <= name.x0 for leader, name in leaders), "a leader runs through names"
     assert_readable(figure)
 
 
@@ -181,15 +180,6 @@ def test_spreading_moves_no_more_than_it_must() -> None:
     assert _spread([50, 50], 10, 0, 100) == [45, 55]
     assert _spread([0, 0], 10, 0, 100) == [0, 10]
     assert _spread([99, 100], 10, 0, 100) == [90, 100]
-
-
-def test_printed_values_are_hollow_and_explained() -> None:
-    figure = curves(series("cam"), x_label="dimension", log2_x=True, printed={"cam": {2048: 0.64}})
-    (mark,) = [line for line in figure.axes[0].lines if line.get_label() == "_printed"]
-    assert (list(np.atleast_1d(mark.get_xdata())), list(np.atleast_1d(mark.get_ydata()))) == ([2048], [0.64])
-    assert mark.get_markerfacecolor() == "none"
-    assert "printed in the paper" in [text.get_text() for text in texts(figure)]
-    assert "printed in the paper" not in [text.get_text() for text in texts(curves(series("cam"), x_label="x"))]
 
 
 @pytest.mark.parametrize("data", [{}, {"cam": {}}, {"cam": {1: []}}])
@@ -208,14 +198,16 @@ def test_zero_has_no_place_on_a_logarithmic_axis() -> None:
 def test_panels_stand_by_row_and_column_and_say_what_was_not_run() -> None:
     grid: dict[tuple[str, str], dict[str, dict[int, list[float]]]] = {
         ("CIFAR-100", "ResNet-18"): series("cam", "contrastive"),
+        ("CIFAR-100", "ResNet-50"): {"cam": {64: [0.5]}},
         ("CIFAR-100", "Swin-T"): series("cam"),
         ("SVHN", "ResNet-18"): {"cam": {1: [0.25, 0.75], 16384: [0.9]}},
         ("SVHN", "Swin-T"): {"cam": {}},
+        ("Food-101", "Swin-T"): {"cam": {}},
     }
-    figure = panels(grid, x_label="images per class", log2_x=True, columns=["ResNet-18", "ResNet-50", "Swin-T"])
+    figure = panels(grid, x_label="images per class", log2_x=True, title="Few shots")
     said = [[text.get_text() for text in axes.texts] for axes in figure.axes]
-    assert said == [[], ["not run"], [], [], ["not run"], ["not run"]]
-    assert [len(axes.lines) for axes in figure.axes] == [2, 0, 1, 1, 0, 0]
+    assert said == [[], [], [], [], ["not run"], ["not run"]], "of Food-101 nothing was run: it has no row"
+    assert [len(axes.lines) for axes in figure.axes] == [2, 1, 1, 1, 0, 0]
     assert [axes.get_title() for axes in figure.axes[:3]] == ["ResNet-18", "ResNet-50", "Swin-T"]
     assert [text.get_text() for text in figure.texts if text.get_rotation() == 90] == ["CIFAR-100", "SVHN"]
     assert lines(figure, 3) == {"cam": ([1, 16384], [0.5, 0.9])}
@@ -223,12 +215,6 @@ def test_panels_stand_by_row_and_column_and_say_what_was_not_run() -> None:
     assert len({axes.get_xlim() for axes in figure.axes[:3]}) == 1
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["cam", "contrastive"]
-    assert_readable(figure)
-
-
-def test_a_row_of_which_nothing_was_run_is_there() -> None:
-    figure = panels({("SVHN", "a"): series("cam")}, x_label="shots", rows=["Food-101", "SVHN"], title="Few shots")
-    assert [[text.get_text() for text in axes.texts] for axes in figure.axes] == [["not run"], []]
     assert_readable(figure)
 
 
@@ -253,7 +239,7 @@ def test_unknown_losses_have_stable_colours_of_their_own() -> None:
     styles = styles_of(["cam", "cross_entropy", "contrastive", *LOSSES])
     assert len({style.colour for style in styles.values()}) == len(styles)
     assert styles_of([*reversed(LOSSES), "contrastive", "cam", "cross_entropy"]) == styles
-    code = f"from kedge.reproduce.figures import styles_of; print(styles_of({LOSSES!r}))"
+    code = f"from kedge.reproduce.figures.styles import styles_of; print(styles_of({LOSSES!r}))"
     told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert told.strip() == repr(styles_of(LOSSES))
 
@@ -301,7 +287,9 @@ def test_a_density_is_highest_where_most_points_are() -> None:
     rng = np.random.default_rng(0)
     points = np.concatenate([rng.normal((0, 5), 0.1, (900, 2)), rng.normal((8, 0), 0.1, (100, 2))])
     labels = np.repeat([0, 1], [900, 100])
-    figure = embeddings_2d({"cam": {"train": (points, labels)}}, {}, ["a", "b"])
+    figure = embeddings_2d({"cam": {"train": (points, labels)}}, {}, ["a", "b"], title="Two of them")
+    assert "Two of them" in [text.get_text() for text in figure.texts]
+    assert_readable(figure)
     _, axes, _ = figure.axes
     (image,) = axes.images
     density = np.asarray(image.get_array())
@@ -331,6 +319,20 @@ def test_outliers_do_not_squash_and_are_counted() -> None:
 def test_an_anchor_far_from_its_class_is_seen() -> None:
     figure = embeddings_2d({"cam": {"train": cloud(100, 2)}}, {"cam": np.array([[90.0, 0], [0, 0]])}, ["a", "b"])
     assert figure.axes[0].get_xlim()[1] > 90
+
+
+def test_names_of_anchors_stay_within_the_frame() -> None:
+    anchors = np.array([[0.0, 0], [9, 0], [0, 9], [9, 9], [4.5, 9], [4.5, 4.5]])
+    names = ["T-shirt/top", "Ankle boot", "a_long_long_name", "Pullover", "Sneaker", "Bag"]
+    figure = embeddings_2d({"cam": {"train": cloud(50, 6)}}, {"cam": anchors}, names)
+    figure.canvas.draw()
+    frame = figure.axes[0].get_window_extent()
+    shown = [text for text in figure.axes[0].texts if isinstance(text, Annotation)]
+    assert [text.get_text() for text in shown] == [*names[:2], "a long long…", *names[3:]]
+    for text in shown:
+        extent = Text.get_window_extent(text)
+        assert frame.x0 <= extent.x0 <= extent.x1 <= frame.x1, text.get_text()
+        assert frame.y0 <= extent.y0 <= extent.y1 <= frame.y1, text.get_text()
 
 
 def test_a_loss_without_test_embeddings_says_so() -> None:
@@ -377,11 +379,11 @@ def test_nothing_embedded_is_an_error() -> None:
 def test_the_league_is_ordered_by_its_first_column() -> None:
     rows = {
         "mine": [[0.3], [0.9]],
-        "cam": [[0.6, 0.7], [0.5, 0.8, 0.8]],
+        "CAM": [[0.6, 0.7], [0.5, 0.8, 0.8]],
         "unfinished": [[], [0.99]],
         "cross_entropy": [[0.5], []],
     }
-    figure = league_chart(rows, ["brute force", "accuracy"], labels={"cam": "CAM"}, title="League", x_label="mAP")
+    figure = league_chart(rows, ["brute force", "accuracy"], title="League", x_label="mAP")
     (axes,) = figure.axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["CAM", "cross_entropy", "mine", "unfinished"]
     first, last = axes.get_ylim()

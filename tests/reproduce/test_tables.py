@@ -3,6 +3,8 @@ from __future__ import annotations
 import csv as csv_format
 import io
 import re
+import shutil
+import subprocess
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -16,9 +18,10 @@ from rich.console import Console
 from kedge.errors import ConfigError, DataError
 from kedge.evaluation.tables import TITLES
 from kedge.reproduce.cells import Cell
+from kedge.reproduce.escaping import for_latex
 from kedge.reproduce.names import display
 from kedge.reproduce.printed import Printed
-from kedge.reproduce.tables import Column, Row, Table, csv, latex, markdown, ranks, show, write
+from kedge.reproduce.tables import Column, Row, Table, _heads, csv, latex, markdown, ranks, show, write
 
 TABLE = Table(
     "table1",
@@ -173,7 +176,7 @@ def test_csv_holds_every_cell_that_makes_sense_in_full() -> None:
 
 
 def structure(text: str) -> list[list[str]]:
-    """The rows of the tabular, split at what LaTeX takes for ends of cells, once all is found to be balanced."""
+    """Heads and rows, split at what LaTeX takes for ends of cells, once all is found to be balanced."""
     opened = []
     for kind, name in re.findall(r"\\(begin|end)\{(\w+)\}", text):
         if kind == "begin":
@@ -188,16 +191,26 @@ def structure(text: str) -> list[list[str]]:
         assert depth >= 0
     assert depth == 0
     assert bare.count("$") % 2 == 0
-    assert "%" not in bare.removeprefix("% ")
+    assert "%" not in re.sub(r"^% \\usepackage.*$", "", bare, flags=re.MULTILINE)
     assert "#" not in bare
-    found = re.search(r"\\begin\{tabular\}\{([lr]+)\}\n(.*)\\end\{tabular\}", text, re.DOTALL)
+    found = re.search(r"\\begin\{(tabular|longtable)\}\{([lr]+)\}\n(.*)\\end\{\1\}", text, re.DOTALL)
     assert found is not None
-    lines = found[2].splitlines()
-    assert (lines[0], lines[2], lines[-1]) == (r"\toprule", r"\midrule", r"\bottomrule")
-    rows = [line for line in lines if line not in (r"\toprule", r"\midrule", r"\addlinespace", r"\bottomrule")]
-    assert all(line.endswith(r" \\") and not line.lstrip().startswith(("[", "*")) for line in rows)
-    cells = [[cell.strip() for cell in re.split(r"(?<!\\)&", line.removesuffix(r"\\"))] for line in rows]
-    assert {len(row) for row in cells} == {len(found[1])}
+    if found[1] == "longtable":
+        first, again, rest = re.split(r"\\endfirsthead\n|\\endhead\n", found[3])
+        assert first.endswith(again)
+        assert rest.startswith("\\bottomrule\n\\endfoot\n")
+        drawn = again + rest.partition("\\endfoot\n")[2]
+    else:
+        drawn = found[3].removesuffix("\\bottomrule\n")
+    assert drawn.startswith("\\toprule\n")
+    blocks = []
+    for block in drawn.removeprefix("\\toprule\n").split("\\midrule\n"):
+        lines = [line for line in block.splitlines() if line != r"\addlinespace"]
+        assert all(line.endswith(r" \\") and not line.lstrip().startswith(("[", "*")) for line in lines)
+        blocks.append([[cell.strip() for cell in re.split(r"(?<!\\)&", line[:-2])] for line in lines])
+    heads = [" ".join(filter(None, words)) for words in zip(*blocks[0], strict=True)]
+    cells = [heads, *(row for block in blocks[1:] for row in block)]
+    assert {len(row) for row in cells} == {len(found[2])}
     return cells
 
 
@@ -223,6 +236,52 @@ def test_latex_has_the_same_cells() -> None:
     assert set(re.findall(r"\\usepackage\{(\w+)\}", text)) == {"booktabs"}
     percent = replace(TABLE, columns=(Column("accuracy", "percent"), *TABLE.columns[1:]))
     assert r"90.00\% (1)" in structure(latex(percent))[3]
+
+
+def wide_table(rows: int) -> Table:
+    """Names that LaTeX must not take for its own, and more columns than fit beside one another."""
+    columns = tuple(Column(f"mAP & 100% of my_lists, number {place}") for place in range(6))
+    cells = (Cell((0.123, 0.456), Printed(0.622, 0.005)), None, Cell(()), *[Cell((0.7, 0.7))] * 3)
+    labels = [("[tiny_imagenet]", f"*{place} & 50%", loss) for place in range(rows) for loss in ("a_b", "{c}^~\\")]
+    stub = ("data_set", "en&coder", "loss #")
+    return Table(
+        "wide", "50% of A_b & c: $1", stub, columns, tuple(Row(row, cells) for row in labels), ("With a_b=[1].",)
+    )
+
+
+@pytest.mark.parametrize(
+    ("table", "packages"),
+    [
+        (table_of(0.1, 0.2), ["booktabs"]),
+        (table_of(*[0.5] * 60), ["booktabs", "longtable"]),
+        (wide_table(2), ["booktabs", "pdflscape"]),
+        (wide_table(40), ["booktabs", "longtable", "pdflscape"]),
+        (replace(TABLE, rows=()), ["booktabs"]),
+    ],
+)
+def test_latex_fits_its_page(table: Table, packages: list[str], tmp_path: Path) -> None:
+    text = latex(table)
+    assert re.findall(r"^% \\usepackage\{(\w+)\}$", text, re.MULTILINE) == packages
+    assert structure(text)[0] == [*map(for_latex, table.stub), *(for_latex(head) for head in _heads(table))]
+    if shutil.which("pdflatex") is None or subprocess.run(["kpsewhich", "pdflscape.sty"]).returncode:
+        pytest.skip("there is no LaTeX to set it with")
+    loads = "".join(rf"\usepackage{{{package}}}" for package in packages)
+    document = rf"\documentclass{{article}}{loads}\begin{{document}}{text}\ref{{tab:{table.name}}}\end{{document}}"
+    (tmp_path / "a.tex").write_text(document)
+    for _ in range(2):  # the second time references are known
+        words = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "a.tex"]
+        said = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, errors="replace")
+        assert said.returncode == 0, said.stdout
+    assert not re.search(r"Overfull|too large|Missing character|LaTeX Warning", said.stdout), said.stdout
+
+
+def test_seeds_are_counted_once_where_all_are_as_many() -> None:
+    assert r"\textbf{.300} \\" in latex(table_of(0.1, 0.3, None))
+    assert "One seed." in latex(table_of(0.1, 0.3, None))
+    same = replace(TABLE, columns=TABLE.columns[:1], rows=tuple(Row(r.labels, r.cells[:1]) for r in TABLE.rows[:2]))
+    assert structure(latex(same))[2][2] == r"\textbf{.700 $\pm$ .000} $\uparrow$"
+    assert r"Mean $\pm$ standard deviation over 2 seeds." in latex(same)
+    assert ".900 (1)" in latex(TABLE), "they differ"
 
 
 def test_groups_within_the_widest_label_are_set_apart_by_a_gap() -> None:

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ from kedge.training import resume_run, start_run
 from kedge.training.averaging import Averaging
 from kedge.training.module import RetrievalTraining
 
+Parts = dict[str, torch.Tensor]
+
 
 def history(folder: Path) -> list[dict[str, str]]:
     with (folder / "history.csv").open(newline="") as file:
@@ -35,6 +39,17 @@ def weights(folder: Path, name: str = "last") -> dict[str, torch.Tensor]:
 def same_weights(first: Path, second: Path) -> bool:
     pairs = [(weights(first, name), weights(second, name)) for name in ("last", "best")]
     return all(a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a) for a, b in pairs)
+
+
+def change_loss(monkeypatch: pytest.MonkeyPatch, change: Callable[[int, torch.Tensor, Parts], Parts]) -> None:
+    """CAM's parts become what `change` makes of them, given the step's number (the first is 1) and embeddings."""
+    steps = itertools.count(1)
+    real = CAMLoss.components
+
+    def changed(self: CAMLoss, embeddings: torch.Tensor, labels: torch.Tensor) -> Parts:
+        return change(next(steps), embeddings, real(self, embeddings, labels))
+
+    monkeypatch.setattr(CAMLoss, "components", changed)
 
 
 def start_process(folder: Path, overrides: list[str]) -> subprocess.Popen[str]:
@@ -119,17 +134,12 @@ def test_a_moved_run_remembers_its_best_epoch(tiny: list[str], tmp_path: Path) -
 def test_weights_broken_by_the_last_step_are_noticed(
     tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    steps = 0
-    real = CAMLoss.components
-
-    def breaks(self: CAMLoss, embeddings: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        nonlocal steps
-        steps += 1
-        if steps == 10:  # the last step of the first epoch: its loss is fine, its gradient is not
+    def breaks(step: int, embeddings: torch.Tensor, parts: Parts) -> Parts:
+        if step == 10:  # the last step of the first epoch: its loss is fine, its gradient is not
             embeddings.register_hook(lambda gradient: gradient * float("inf"))
-        return real(self, embeddings, labels)
+        return parts
 
-    monkeypatch.setattr(CAMLoss, "components", breaks)
+    change_loss(monkeypatch, breaks)
     with pytest.raises(TrainingError, match=r"in epoch 1\. Lower"):
         train(overrides=[*tiny, "split.holdout=0"], folder=tmp_path)
     assert not (tmp_path / "checkpoints/last.ckpt").exists()
@@ -201,16 +211,7 @@ def test_the_average_is_what_is_validated(tiny: list[str], tmp_path: Path, monke
 def test_parts_of_a_loss_that_come_and_go_are_refused(
     tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    steps = 0
-    real = CAMLoss.components
-
-    def fewer(self: CAMLoss, embeddings: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        nonlocal steps
-        steps += 1
-        parts = real(self, embeddings, labels)
-        return parts if steps < 3 else {"attractor": parts["attractor"]}
-
-    monkeypatch.setattr(CAMLoss, "components", fewer)
+    change_loss(monkeypatch, lambda step, _, parts: parts if step < 3 else {"attractor": parts["attractor"]})
     with pytest.raises(TrainingError, match="same parts in every step, found attractor, repeller, minimum_norm and at"):
         train(overrides=tiny, folder=tmp_path)
 
@@ -282,15 +283,10 @@ def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(tiny: list[str], tmp_p
 def test_nan_stops_the_run_and_keeps_the_last_good_checkpoint(
     tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    steps = 0
-    real = CAMLoss.components
+    def breaks(step: int, _: torch.Tensor, parts: Parts) -> Parts:
+        return {name: part * float("nan") for name, part in parts.items()} if step == 14 else parts
 
-    def breaks(self: CAMLoss, embeddings: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        nonlocal steps
-        steps += 1
-        return real(self, embeddings * (float("nan") if steps == 14 else 1.0), labels)
-
-    monkeypatch.setattr(CAMLoss, "components", breaks)
+    change_loss(monkeypatch, breaks)
     with pytest.raises(
         TrainingError,
         match=r"NaN or infinite in epoch 2; the checkpoint of epoch 1 is kept.*recipe.optimizer.lr \(now 0.05\)",

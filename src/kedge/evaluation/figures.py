@@ -33,10 +33,13 @@ def top_hits(
     return hits
 
 
-def retrieval_grid(dataset: Dataset, queries: Sequence[int] | Rows, hits: Mapping[str, Rows]) -> Figure:
-    """A row for each query (a test row); for each model its hits (training rows, as from :func:`top_hits`).
+def retrieval_grid(
+    dataset: Dataset, queries: Sequence[int] | Rows, hits: Mapping[str, Rows], *, title: str = ""
+) -> Figure:
+    """Each query (a test row), and for each model its hits (training rows, as from :func:`top_hits`).
 
-    Right hits have a green frame and a tick, wrong ones a red frame and a cross.
+    Two models stand side by side, more of them below one another. Right hits have a green frame and a tick, wrong ones
+    a red frame and a cross.
     """
     if not hits or len(queries) == 0:
         raise ConfigError("A picture of hits needs at least one model and one query.")
@@ -45,15 +48,16 @@ def retrieval_grid(dataset: Dataset, queries: Sequence[int] | Rows, hits: Mappin
     if set(shapes.values()) != {(len(queries), depth)}:
         raise ConfigError(f"hits have the shapes {shapes}; give one row of hits per query, all of one length.")
 
-    gap = 0.2
-    widths = [1.0] + [width for _ in hits for width in (gap, *[1.0] * depth)]
-    height = CELL_INCHES + CAPTION_INCHES
-    size = (CELL_INCHES * sum(widths) + 0.2, height * len(queries) + 0.45)
+    stacked = len(hits) > 2
+    down, beside, gap = (len(hits), 1, 0.35) if stacked else (1, len(hits), 0.2)
+    widths = [1.0] + [width for _ in range(beside) for width in (gap, *[1.0] * depth)]
+    height, head = CELL_INCHES + CAPTION_INCHES, 0.68 if title else 0.38
+    size = (CELL_INCHES * sum(widths) + 0.2, height * down * len(queries) + head + 0.07)
     figure = Figure(figsize=size, dpi=150, facecolor="white")
     FigureCanvasAgg(figure)
-    left, top = 0.1 / size[0], 1 - 0.38 / size[1]
+    left, top = 0.1 / size[0], 1 - head / size[1]
     grid = figure.add_gridspec(
-        len(queries),
+        down * len(queries),
         len(widths),
         width_ratios=widths,
         left=left,
@@ -63,21 +67,25 @@ def retrieval_grid(dataset: Dataset, queries: Sequence[int] | Rows, hits: Mappin
         wspace=0.1,
         hspace=CAPTION_INCHES / CELL_INCHES + 0.1,
     )
-    for row, query in enumerate(queries):
+    if title:
+        figure.text(left, 1 - 0.1 / size[1], title, ha="left", va="top", fontsize=11, fontweight="bold")
+    for number, query in enumerate(queries):
         wanted = int(dataset.test.labels[query])
-        axes = figure.add_subplot(grid[row, 0])
+        axes = figure.add_subplot(grid[number * down, 0])
         _draw(axes, dataset.test, int(query), dataset.classes[wanted], NEUTRAL)
-        if row == 0:
+        if number == 0:
             _head(figure, axes, axes, "query")
         for block, (name, rows) in enumerate(hits.items()):
-            first = 2 + block * (depth + 1)
+            row, first = (number * down + block, 2) if stacked else (number, 2 + block * (depth + 1))
             cells = [figure.add_subplot(grid[row, first + place]) for place in range(depth)]
-            for cell, hit in zip(cells, rows[row], strict=True):
+            for cell, hit in zip(cells, rows[number], strict=True):
                 label = int(dataset.train.labels[hit])
                 right = label == wanted
                 _draw(cell, dataset.train, int(hit), dataset.classes[label], RIGHT if right else WRONG)
                 _mark(cell, right)
-            if row == 0:
+            if stacked:
+                cells[0].set_ylabel(name, fontsize=8, fontweight="bold", labelpad=5)
+            elif number == 0:
                 _head(figure, cells[0], cells[-1], name)
     return figure
 
@@ -88,7 +96,7 @@ def _draw(axes: Axes, pictures: Pictures, row: int, name: str, colour: str) -> N
     axes.set_yticks([])
     for spine in axes.spines.values():
         spine.set(edgecolor=colour, linewidth=2.4)
-    axes.set_xlabel(_shorten(name), fontsize=7, labelpad=2.5, color=colour)
+    axes.set_xlabel(shorten(name), fontsize=7, labelpad=2.5, color=colour)
 
 
 def _mark(axes: Axes, right: bool) -> None:
@@ -117,6 +125,7 @@ def _head(figure: Figure, first: Axes, last: Axes, text: str) -> None:
     figure.text(middle, above, text, ha="center", va="bottom", fontsize=9, fontweight="bold")
 
 
-def _shorten(name: str, length: int = 16) -> str:
+def shorten(name: str, length: int = 16) -> str:
+    """The name of a class where there is little room."""
     name = name.replace("_", " ")
     return name if len(name) <= length else name[: length - 1] + "…"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -28,6 +28,9 @@ DATASETS = ("cifar100", "food101", "svhn", "tiny_imagenet")
 ENCODERS = ("resnet18", "resnet50", "resnet101", "swin_t")
 _PER_CLASS = {"cifar100": 500, "food101": 750, "svhn": 13861, "tiny_imagenet": 500}
 """The most training pictures of a class, so that a plan needs no download."""
+
+_DRAWN = ("brute_force", "label_lists_rest_last")
+"""The ways to search that have a curve."""
 
 Find = Callable[[Mapping[str, Any]], float | None]
 
@@ -106,8 +109,8 @@ class Experiment:
         ]
 
     def tables_of(self, results: Results, choice: Choice) -> list[Table]:
-        """For one recipe."""
-        raise NotImplementedError
+        """For one recipe; if a subclass does not say otherwise, all ways to search."""
+        return [self.four_ways(results, choice)]
 
     def figures(self, results: Results, choice: Choice) -> dict[str, Figure]:
         """By name; only those for which something ran."""
@@ -139,32 +142,68 @@ class Experiment:
     def _name(self, what: str, choice: Choice) -> str:
         return "-".join(part for part in (self.name, what, choice.recipes[0]) if part)
 
-    def _lines(self, results: Results, choice: Choice, x_label: str) -> dict[str, Figure]:
-        """Curves over the number that varies, brute force and two-stage apart."""
-        found = {}
+    def by_place(
+        self, results: Results, choice: Choice, measure: str
+    ) -> Iterator[tuple[str, str, str, dict[str, list[Any]]]]:
+        """Of each recipe, dataset and encoder what was measured of every loss, seed by seed; only where some ran."""
         for recipe in choice.recipes:
-            for method in ("brute_force", "label_lists_rest_last"):
-                one = replace(choice, recipes=(recipe,))
-                series: dict[tuple[str, str], dict[str, dict[float, list[float]]]] = {}
-                for (dataset, encoder, loss, changes), jobs in self.groups(one).items():
-                    cell = results.cell(jobs, _at((method, "mAP")))
-                    if cell.values:
-                        panel = series.setdefault((display(dataset), display(encoder)), {})
-                        panel.setdefault(loss, {})[float(_number(changes))] = list(cell.values)
-                if series:
-                    labels = {loss: display(loss) for panel in series.values() for loss in panel}
-                    options: dict[str, Any] = {
-                        "x_label": x_label,
-                        "y_label": f"mAP, {TITLES[method]}",
-                        "labels": labels,
-                    }
-                    name = f"{self.name}-{method}-{recipe}"
-                    if len(series) == 1:
-                        (panel,) = series.values()
-                        title = f"{' · '.join(next(iter(series)))}, recipe {recipe}"
-                        found[name] = figures.curves(panel, log2_x=True, title=title, **options)
-                    else:
-                        found[name] = figures.panels(series, log2_x=True, title=f"recipe {recipe}", **options)
+            found: dict[tuple[str, str], dict[str, list[Any]]] = {}
+            for (dataset, encoder, loss, _), jobs in self.groups(replace(choice, recipes=(recipe,))).items():
+                if measured := results.values(jobs, measure):
+                    found.setdefault((dataset, encoder), {})[loss] = measured
+            for (dataset, encoder), by_loss in found.items():
+                yield recipe, dataset, encoder, by_loss
+
+    def caption(self, dataset: str, encoder: str, recipe: str) -> str:
+        """What a figure shows."""
+        return f"{self.title}: {display(dataset)} · {display(encoder)}, recipe {recipe}"
+
+
+class Sweep(Experiment):
+    """Runs that differ in one number, and curves over it."""
+
+    number: ClassVar[str]
+    """What it is called in a table."""
+    x_label: ClassVar[str]
+    """What it is called in a figure."""
+
+    def numbers(self, dataset: str, choice: Choice) -> Sequence[int]:
+        """All of them."""
+        raise NotImplementedError
+
+    def variants(self, job: Job, choice: Choice) -> Sequence[tuple[str, ...]]:
+        """One for each number."""
+        return [(f"{self.varies}={number}",) for number in choice.at or self.numbers(job.dataset, choice)]
+
+    def tables_of(self, results: Results, choice: Choice) -> list[Table]:
+        """All ways to search."""
+        return [self.four_ways(results, choice, self.number)]
+
+    def figures(self, results: Results, choice: Choice) -> dict[str, Figure]:
+        """mAP over the number, brute force and two-stage apart."""
+        found = {}
+        for recipe, method in itertools.product(choice.recipes, _DRAWN):
+            series: dict[tuple[str, str], dict[str, dict[float, list[float]]]] = {}
+            for (dataset, encoder, loss, changes), jobs in self.groups(replace(choice, recipes=(recipe,))).items():
+                cell = results.cell(jobs, _at((method, "mAP")))
+                if cell.values:
+                    panel = series.setdefault((dataset, encoder), {})
+                    panel.setdefault(loss, {})[float(_number(changes))] = list(cell.values)
+            if not series:
+                continue
+            options: dict[str, Any] = {
+                "x_label": self.x_label,
+                "y_label": f"mAP, {TITLES[method]}",
+                "labels": {loss: display(loss) for panel in series.values() for loss in panel},
+                "log2_x": True,
+            }
+            if len(series) == 1:
+                ((place, panel),) = series.items()
+                drawn = figures.curves(panel, title=self.caption(*place, recipe), **options)
+            else:
+                grid = {(display(dataset), display(encoder)): panel for (dataset, encoder), panel in series.items()}
+                drawn = figures.panels(grid, title=f"{self.title}, recipe {recipe}", **options)
+            found[f"{self.name}-{method}-{recipe}"] = drawn
         return found
 
 
@@ -306,7 +345,7 @@ class Classification(Experiment):
         return [Table(self._name("", choice), title, stub, columns, tuple(rows), _notes(choice))]
 
 
-class Dimensions(Experiment):
+class Dimensions(Sweep):
     """Embeddings from small to large."""
 
     name = "dimensions"
@@ -314,20 +353,12 @@ class Dimensions(Experiment):
     datasets = ("cifar100",)
     encoders = ("resnet50",)
     varies = "encoder.dim"
-    SIZES: ClassVar = (32, 64, 128, 256, 512, 1024, 2048)
+    number = x_label = "dimensions"
 
-    def variants(self, job: Job, choice: Choice) -> Sequence[tuple[str, ...]]:
-        """One for each size."""
-        del job
-        return [(f"{self.varies}={size}",) for size in choice.at or self.SIZES]
-
-    def tables_of(self, results: Results, choice: Choice) -> list[Table]:
-        """All ways to search."""
-        return [self.four_ways(results, choice, "dimensions")]
-
-    def figures(self, results: Results, choice: Choice) -> dict[str, Figure]:
-        """mAP over the size."""
-        return self._lines(results, choice, "dimensions")
+    def numbers(self, dataset: str, choice: Choice) -> Sequence[int]:
+        """Powers of two."""
+        del dataset, choice
+        return [32, 64, 128, 256, 512, 1024, 2048]
 
 
 class Convergence(Experiment):
@@ -345,52 +376,37 @@ class Convergence(Experiment):
         del choice
         return [(f"trainer.keep_every={max(1, int(job.config().recipe.epochs) // self.POINTS)}",)]
 
-    def tables_of(self, results: Results, choice: Choice) -> list[Table]:
-        """All ways to search, at the end."""
-        return [self.four_ways(results, choice)]
-
     def figures(self, results: Results, choice: Choice) -> dict[str, Figure]:
         """One for each dataset, encoder and way to search."""
         found = {}
-        for recipe, method in itertools.product(choice.recipes, ("brute_force", "label_lists_rest_last")):
-            panels: dict[tuple[str, str], dict[str, dict[float, list[float]]]] = {}
-            for (dataset, encoder, loss, _), jobs in self.groups(replace(choice, recipes=(recipe,))).items():
-                for curve in results.values(jobs, "curve"):
-                    series = panels.setdefault((dataset, encoder), {}).setdefault(loss, {0.0: []})
-                    for epoch, values in curve.items():
-                        series.setdefault(float(epoch), []).append(values[method]["mAP"])
-            for (dataset, encoder), panel in panels.items():
-                for series in panel.values():
-                    series.pop(0.0, None)
+        for recipe, dataset, encoder, by_loss in self.by_place(results, choice, "curve"):
+            for method in _DRAWN:
+                panel: dict[str, dict[float, list[float]]] = {loss: {} for loss in by_loss}
+                for loss, seeds in by_loss.items():
+                    for epoch, values in itertools.chain.from_iterable(seed.items() for seed in seeds):
+                        panel[loss].setdefault(float(epoch), []).append(values[method]["mAP"])
                 found[f"{self.name}-{dataset}-{encoder}-{method}-{recipe}"] = figures.curves(
                     panel,
                     x_label="epoch",
                     y_label=f"mAP, {TITLES[method]}",
-                    title=f"{display(dataset)} · {display(encoder)}, recipe {recipe}",
+                    title=self.caption(dataset, encoder, recipe),
                     labels={loss: display(loss) for loss in panel},
                 )
         return found
 
 
-class FewShot(Experiment):
+class FewShot(Sweep):
     """From one picture of each class to all."""
 
     name = "fewshot"
     title = "Few pictures of each class"
     varies = "split.shots"
+    number = "shots"
+    x_label = "pictures of each class"
 
-    def variants(self, job: Job, choice: Choice) -> Sequence[tuple[str, ...]]:
+    def numbers(self, dataset: str, choice: Choice) -> Sequence[int]:
         """1, 2, 4 … until all pictures are used."""
-        counts = choice.at or _shots(job.dataset, choice.sources)
-        return [(f"{self.varies}={count}",) for count in counts]
-
-    def tables_of(self, results: Results, choice: Choice) -> list[Table]:
-        """All ways to search."""
-        return [self.four_ways(results, choice, "shots")]
-
-    def figures(self, results: Results, choice: Choice) -> dict[str, Figure]:
-        """mAP over shots."""
-        return self._lines(results, choice, "pictures of each class")
+        return _shots(dataset, choice.sources)
 
 
 class Embeddings2d(Experiment):
@@ -407,38 +423,30 @@ class Embeddings2d(Experiment):
         del choice
         return [("encoder.dim=2", *(["loss.margin=4", "loss.min_norm=1"] if job.loss == "cam" else []))]
 
-    def tables_of(self, results: Results, choice: Choice) -> list[Table]:
-        """All ways to search."""
-        return [self.four_ways(results, choice)]
-
     def figures(self, results: Results, choice: Choice) -> dict[str, Figure]:
         """Clouds and distributions, of the first seed that ran."""
         found = {}
-        for recipe in choice.recipes:
-            clouds: dict[tuple[str, str], dict[str, Any]] = {}
-            for (dataset, encoder, loss, _), jobs in self.groups(replace(choice, recipes=(recipe,))).items():
-                if measured := results.values(jobs, "points"):
-                    clouds.setdefault((dataset, encoder), {})[loss] = measured[0]
-            for (dataset, encoder), by_loss in clouds.items():
-                drawn: dict[str, Any] = {
-                    loss: {
-                        part: (
-                            np.asarray(values[part]["points"], dtype=np.float64).reshape(-1, 2),
-                            np.asarray(values[part]["labels"]),
-                        )
-                        for part in ("train", "test")
-                    }
-                    for loss, values in by_loss.items()
+        for recipe, dataset, encoder, by_loss in self.by_place(results, choice, "points"):
+            drawn: dict[str, Any] = {}
+            anchors: dict[str, Any] = {}
+            for loss, (first, *_) in by_loss.items():
+                drawn[loss] = {
+                    part: (
+                        np.asarray(first[part]["points"], dtype=np.float64).reshape(-1, 2),
+                        np.asarray(first[part]["labels"]),
+                    )
+                    for part in ("train", "test")
                 }
-                anchors = {
-                    # What other losses have are means of their classes, which nothing pulled anything to.
-                    loss: np.asarray(values["anchors"]) if loss == "cam" and values["anchors"] else None
-                    for loss, values in by_loss.items()
-                }
-                classes = next(iter(by_loss.values()))["classes"]
-                found[f"{self.name}-{dataset}-{encoder}-{recipe}"] = figures.embeddings_2d(
-                    drawn, anchors, classes, labels={loss: display(loss) for loss in drawn}
-                )
+                # What other losses have are means of their classes, which nothing pulled anything to.
+                anchors[loss] = np.asarray(first["anchors"]) if loss == "cam" and first["anchors"] else None
+            classes = next(iter(by_loss.values()))[0]["classes"]
+            found[f"{self.name}-{dataset}-{encoder}-{recipe}"] = figures.embeddings_2d(
+                drawn,
+                anchors,
+                classes,
+                title=self.caption(dataset, encoder, recipe),
+                labels={loss: display(loss) for loss in drawn},
+            )
         return found
 
 
@@ -450,25 +458,17 @@ class Qualitative(Experiment):
     encoders = ("resnet50",)
     measures = ("scores", "hits")
 
-    def tables_of(self, results: Results, choice: Choice) -> list[Table]:
-        """All ways to search."""
-        return [self.four_ways(results, choice)]
-
     def figures(self, results: Results, choice: Choice) -> dict[str, Figure]:
         """One for each dataset and encoder, of the first seed that ran; needs the pictures."""
         found = {}
-        for recipe in choice.recipes:
-            hits: dict[tuple[str, str], dict[str, Any]] = {}
-            for (dataset, encoder, loss, _), jobs in self.groups(replace(choice, recipes=(recipe,))).items():
-                if measured := results.values(jobs, "hits"):
-                    hits.setdefault((dataset, encoder), {})[loss] = measured[0]
-            for (dataset, encoder), by_loss in hits.items():
-                pictures = load_pictures(dataset, choice.sources)
-                if pictures is None:
-                    continue
-                queries = next(iter(by_loss.values()))["queries"]
-                rows = {display(loss): np.asarray(values["hits"]) for loss, values in by_loss.items()}
-                found[f"{self.name}-{dataset}-{encoder}-{recipe}"] = retrieval_grid(pictures, queries, rows)
+        for recipe, dataset, encoder, by_loss in self.by_place(results, choice, "hits"):
+            pictures = load_pictures(dataset, choice.sources)
+            if pictures is None:
+                continue
+            queries = next(iter(by_loss.values()))[0]["queries"]
+            rows = {display(loss): np.asarray(first["hits"]) for loss, (first, *_) in by_loss.items()}
+            title = self.caption(dataset, encoder, recipe)
+            found[f"{self.name}-{dataset}-{encoder}-{recipe}"] = retrieval_grid(pictures, queries, rows, title=title)
         return found
 
 
@@ -505,7 +505,10 @@ class League(Experiment):
                         rows[display(loss)] = [list(cell.values) for cell in cells]
                 if rows:
                     found[f"{self.name}-{dataset}-{encoder}-{recipe}"] = figures.league_chart(
-                        rows, list(finds), title=f"{display(dataset)} · {display(encoder)}, recipe {recipe}"
+                        rows,
+                        list(finds),
+                        x_label="mAP, accuracy",
+                        title=self.caption(dataset, encoder, recipe),
                     )
         return found
 

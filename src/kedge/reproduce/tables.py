@@ -6,7 +6,7 @@ import csv as csv_format
 import io
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from textwrap import wrap
@@ -22,6 +22,7 @@ from kedge.errors import ConfigError, DataError
 from kedge.files import whole_file
 from kedge.reproduce.cells import Cell, Unit, Verdict, printed_text
 from kedge.reproduce.escaping import for_latex, for_markdown
+from kedge.reproduce.latex import typeset
 from kedge.reproduce.names import display
 
 __all__ = ["Column", "Row", "Table", "csv", "latex", "markdown", "ranks", "show", "write"]
@@ -120,29 +121,18 @@ def markdown(table: Table) -> str:
 
 
 def latex(table: Table) -> str:
-    r"""The table as a float for a document with ``\usepackage{booktabs}``; it needs no other package."""
-    heads = [*map(for_latex, table.stub), *map(for_latex, _heads(table))]
-    align = "l" * len(table.stub) + "r" * (len(heads) - len(table.stub))
-    lines = [
-        r"% \usepackage{booktabs}",
-        r"\begin{table}",
-        r"\centering",
-        r"\small",
-        r"\setlength{\tabcolsep}{4pt}",
-        rf"\caption{{{for_latex(table.title)}}}",
-        rf"\label{{tab:{table.name}}}",
-        rf"\begin{{tabular}}{{{align}}}",
-        r"\toprule",
-        rf"{' & '.join(heads)} \\",
-        r"\midrule",
+    """The table for a document that loads the packages named in its first lines; it fits a page of an article.
+
+    Where all cells have as many seeds, their number stands below the table and not in each cell.
+    """
+    seeds = _same_count(table)
+    heads = [*table.stub, *_heads(table)]
+    rows = [
+        (rule, [*map(for_latex, labels), *(_in_latex(one, counted=seeds is None) for one in shown)])
+        for (labels, shown), rule in zip(_lines(table), _rules(table), strict=True)
     ]
-    for (labels, shown), rule in zip(_lines(table), _rules(table), strict=True):
-        lines += [rule] if rule else []
-        lines.append(rf"{' & '.join([*map(for_latex, labels), *map(_in_latex, shown)])} \\")
-    lines += [r"\bottomrule", r"\end{tabular}"]
-    for note in _below(table):
-        lines += ["", rf"\smallskip{{\footnotesize\raggedright {for_latex(note)}\par}}"]
-    return "\n".join([*lines, r"\end{table}"]) + "\n"
+    align = "l" * len(table.stub) + "r" * (len(heads) - len(table.stub))
+    return typeset(table.name, table.title, heads, align, rows, _below(table, seeds))
 
 
 def csv(table: Table) -> str:
@@ -302,14 +292,21 @@ def _rules(table: Table) -> Iterator[str]:
         yield "" if same else r"\addlinespace" if above.labels[0] == row.labels[0] else r"\midrule"
 
 
-def _below(table: Table) -> list[str]:
-    """The legend of what occurs in the table, and its notes."""
+def _same_count(table: Table) -> int | None:
+    """How many seeds all cells have that ran; None where that differs."""
+    counts = {cell.count for row in table.rows for cell in row.cells if cell is not None and cell.values}
+    return counts.pop() if len(counts) == 1 else None
+
+
+def _below(table: Table, seeds: int | None = None) -> list[str]:
+    """The legend of what occurs in the table, and its notes; `seeds` where no cell says how many it has."""
     cells = [(column, cell) for row in table.rows for column, cell in zip(table.columns, row.cells, strict=True)]
     judged = [cell for _, cell in cells if cell is not None and cell.verdict]
     shown = [one for _, line in _lines(table) for one in line]
     legend = []
     if any(cell is not None and cell.values and column.unit != "place" for column, cell in cells):
-        legend.append("Mean ± standard deviation (seeds).")
+        over = "(seeds)" if seeds is None else f"over {seeds} seeds"
+        legend.append("One seed." if seeds == 1 else f"Mean ± standard deviation {over}.")
     if any(one.bold for one in shown):
         group = f" among rows that differ in {table.stub[-1]} only" if len(table.stub) > 1 else ""
         legend.append(f"Bold: the best of a column{group}.")
@@ -326,9 +323,10 @@ def _in_markdown(shown: _Shown) -> str:
     return _joined(f"**{shown.figure}**" if shown.bold else shown.figure, shown, MARKS)
 
 
-def _in_latex(shown: _Shown) -> str:
+def _in_latex(shown: _Shown, *, counted: bool) -> str:
     figure = for_latex(shown.figure)
-    return _joined(rf"\textbf{{{figure}}}" if shown.bold else figure, shown, _LATEX_MARKS)
+    told = shown if counted else replace(shown, tail="")
+    return _joined(rf"\textbf{{{figure}}}" if shown.bold else figure, told, _LATEX_MARKS)
 
 
 def _in_terminal(shown: _Shown) -> Text:
