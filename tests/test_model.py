@@ -79,6 +79,28 @@ def test_order_survives_batches_and_generators(model: Model) -> None:
     assert model.classify([]) == []
 
 
+@pytest.mark.parametrize("head", ["bounded", "unit"])
+def test_a_mirrored_picture_is_the_same_to_a_model_that_looks_twice(head: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    encoder = build_encoder("resnet10", dim=DIM, stem="imagenet", head=head).eval()
+    nn.init.normal_(encoder.head.linear.weight)
+    images = torch.randint(256, (4, 3, 16, 16), dtype=torch.uint8)
+    found = {}
+    for mirror in (False, True):
+        preprocessing = Preprocessing(size=16, mirror=mirror)
+        Model(encoder, anchors=None, classes=CLASSES, preprocessing=preprocessing).save(tmp_path / str(mirror))
+        model = Model.load(tmp_path / str(mirror), device="cpu")
+        found[mirror] = [model.embed_pixels(each) for each in (images, images.flip(-1))]
+    torch.testing.assert_close(*found[True])
+    assert not torch.allclose(*found[False], atol=1e-3)
+    if head == "bounded":
+        torch.testing.assert_close(found[True][0], sum(found[False]) / 2)
+    else:
+        torch.testing.assert_close(found[True][0].norm(dim=1), torch.ones(4))
+    # An earlier Kedge, which knows nothing of it, can still open a model without.
+    assert "mirror" not in (tmp_path / "False/model.json").read_text()
+
+
 def test_grey_and_upright(model: Model, pixels: np.ndarray, tmp_path: Path) -> None:
     grey = pixels[..., 0]
     torch.testing.assert_close(model.embed(grey), model.embed(np.stack([grey] * 3, axis=-1)))

@@ -72,7 +72,9 @@ def test_normalise_leaves_its_input_alone() -> None:
     assert pixels.eq(128).all()
 
 
-@pytest.mark.parametrize("given", [Preprocessing(), Preprocessing(None, IMAGENET_MEAN, IMAGENET_STD, 1 / 255)])
+@pytest.mark.parametrize(
+    "given", [Preprocessing(), Preprocessing(None, IMAGENET_MEAN, IMAGENET_STD, 1 / 255, mirror=True)]
+)
 def test_json_round_trip(given: Preprocessing) -> None:
     assert Preprocessing.from_json(json.loads(json.dumps(given.to_json()))) == given
 

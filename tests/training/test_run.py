@@ -89,6 +89,21 @@ def test_a_run_leaves_a_model_that_has_learned(loss: str, tiny: list[str], tmp_p
     assert torch.load(tmp_path / "run/checkpoints/best.ckpt", weights_only=True)["epoch"] == best
 
 
+@pytest.mark.parametrize("flip", [True, False])
+def test_a_model_looks_at_mirrored_pictures_where_that_is_allowed(
+    flip: bool, tiny: list[str], tmp_path: Path, stripes: Path
+) -> None:
+    wanted = ["loss=cross_entropy", "recipe.mirror=true", f"dataset.flip={str(flip).lower()}", "recipe.epochs=1"]
+    model = train(overrides=[*tiny, *wanted, "split.holdout=0"], folder=tmp_path)
+    assert model.preprocessing.mirror is flip
+    with np.load(stripes) as arrays:
+        images, labels = torch.from_numpy(arrays["x_train"].transpose(0, 3, 1, 2).copy()), arrays["y_train"]
+    embeddings = model.embed_pixels(images)
+    means = torch.stack([embeddings[labels == label].mean(0) for label in range(4)])
+    assert model.anchors is not None
+    torch.testing.assert_close(model.anchors, means, rtol=1e-3, atol=1e-4)
+
+
 def test_anchors_are_learned_in_a_group_without_weight_decay(tiny: list[str], tmp_path: Path) -> None:
     train(overrides=[*tiny, "recipe.optimizer.anchor_lr=0.5", "recipe.epochs=1"], folder=tmp_path)
     state = torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)

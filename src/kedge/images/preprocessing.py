@@ -26,13 +26,15 @@ class Preprocessing:
     """Resize and centre crop (``to_pixels``), then scale and standardise (``normalise``).
 
     ``size`` is the output's side; None leaves pictures as they are. Pixels are multiplied by ``scale``;
-    ``mean`` and ``std``, given together, standardise the scaled values per channel.
+    ``mean`` and ``std``, given together, standardise the scaled values per channel. With ``mirror`` a model looks at
+    the mirrored picture too and embeds what it sees of both, at twice the work.
     """
 
     size: int | None = 224
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     scale: float = 1 / 256
+    mirror: bool = False
 
     def __post_init__(self) -> None:
         if self.size is not None and self.size < 1:
@@ -90,7 +92,8 @@ class Preprocessing:
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of plain values; ``from_json`` reads it."""
-        return asdict(self)
+        # Unsaid where it is off, so that an earlier Kedge opens the model, and refuses one that needs it.
+        return {name: value for name, value in asdict(self).items() if name != "mirror" or value}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Preprocessing:

@@ -117,7 +117,11 @@ class Model:
             found = _by(pixels.shape)
             raise ConfigError(f"pixels must be uint8, B x 3 x H x W; found {pixels.dtype}, {found}.")
         with _evaluating(self.encoder), torch.inference_mode():
-            embeddings: Tensor = self.encoder(self.preprocessing.normalise(pixels.to(self.device)))
+            images = self.preprocessing.normalise(pixels.to(self.device))
+            features: Tensor = self.encoder.backbone(images)
+            if self.preprocessing.mirror:
+                features = (features + self.encoder.backbone(images.flip(-1))) / 2
+            embeddings: Tensor = self.encoder.head(features)
         return embeddings
 
     def scores(self, embeddings: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -26,31 +27,24 @@ def cached_features(
     if path.exists():
         values = load_file(path)["features"]
     else:
-        values = _outputs(backbone, pictures, preprocessing, device, title="pictures")
+        backbone.to(device).eval()
+
+        def embed(pixels: Tensor) -> Tensor:
+            found: Tensor = backbone(preprocessing.normalise(pixels.to(device)))
+            return found
+
+        # Out of inference mode: features are trained on.
+        values = embed_pictures(embed, pictures, batch_size=_BATCH).cpu().clone()
         path.parent.mkdir(exist_ok=True)
         with whole_file(path) as stream:
             stream.write(save({"features": values}))
     return Features(values, torch.from_numpy(pictures.labels))
 
 
-def class_means(
-    encoder: nn.Module, pictures: Pictures, classes: int, preprocessing: Preprocessing, device: torch.device
-) -> Tensor:
+def class_means(embed: Callable[[Tensor], Tensor], pictures: Pictures, classes: int) -> Tensor:
     """The mean embedding of each class, classes × dim; zero for a class without pictures."""
-    embeddings = _outputs(encoder, pictures, preprocessing, device, title="pictures for the class means")
+    title = "pictures for the class means"
+    embeddings = embed_pictures(embed, pictures, batch_size=_BATCH, title=title).cpu()
     labels = torch.from_numpy(pictures.labels)
     sums = torch.zeros(classes, embeddings.shape[1]).index_add_(0, labels, embeddings)
     return sums / torch.bincount(labels, minlength=classes).clamp(min=1)[:, None]
-
-
-def _outputs(
-    network: nn.Module, pictures: Pictures, preprocessing: Preprocessing, device: torch.device, *, title: str
-) -> Tensor:
-    network.to(device).eval()
-
-    def embed(pixels: Tensor) -> Tensor:
-        found: Tensor = network(preprocessing.normalise(pixels.to(device)))
-        return found
-
-    # Out of inference mode: features are trained on.
-    return embed_pictures(embed, pictures, batch_size=_BATCH, title=title).cpu().clone()

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -154,12 +155,13 @@ class _Run:
         return (encoder.freeze() if self.recipe.freeze else encoder), loss
 
     def _preprocessing(self, size: int) -> Preprocessing:
+        mirror = self.recipe.mirror and self.dataset.flip
         if not self.recipe.standardise:
-            return Preprocessing(size=size)
+            return Preprocessing(size=size, mirror=mirror)
         # timm's models say what they were trained with; torchvision's all had ILSVRC's.
         known: Any = getattr(self.encoder.backbone, "pretrained_cfg", None) or {}
         mean, std = known.get("mean", IMAGENET_MEAN), known.get("std", IMAGENET_STD)
-        return Preprocessing(size=size, mean=tuple(mean), std=tuple(std))
+        return Preprocessing(size=size, mean=tuple(mean), std=tuple(std), mirror=mirror)
 
     def _report(self) -> None:
         """What the user should know before the run starts."""
@@ -308,18 +310,19 @@ class _Run:
 
     def _model(self, checkpoint: Path, module: RetrievalTraining) -> Model:
         module.load_state_dict(torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"])
-        anchors = getattr(self.loss, "anchors", None)
-        if not isinstance(anchors, Tensor):
-            count = len(self.dataset.classes)
-            anchors = class_means(self.encoder, self.pictures, count, self.preprocessing, self.device)
-        return Model(
+        make = partial(
+            Model,
             self.encoder.eval(),
-            anchors=anchors,
             classes=self.dataset.classes,
             preprocessing=self.preprocessing,
             classifier=getattr(self.loss, "classifier", None),
             loss=self.loss.name,
         )
+        anchors = getattr(self.loss, "anchors", None)
+        if not isinstance(anchors, Tensor):
+            embed = make(anchors=None).to(self.device).embed_pixels
+            anchors = class_means(embed, self.pictures, len(self.dataset.classes))
+        return make(anchors=anchors)
 
 
 def _as_they_are(features: Tensor, draws: Tensor | None = None) -> Tensor:

@@ -87,6 +87,7 @@ class Recipe:
     averaging: float = 0.0
     sharpness: Sharpness = field(default_factory=Sharpness)
     standardise: bool = False
+    mirror: bool = False
     size: int | None = None
 
     def __post_init__(self) -> None:
