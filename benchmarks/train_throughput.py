@@ -6,7 +6,9 @@
 DATA.npz holds 32 × 32 pictures (x_train, y_train, x_test, y_test, classes). For each network:
 
 - kedge: `kedge train recipe=kedge` from the second epoch on, with augmentation, validation, history, checkpoints;
-- bare: the same network, loss and optimiser on one batch that never changes, in its fastest way to be compiled;
+- bare: the same network, loss and optimiser on one batch that never changes, in its fastest way to be compiled, with
+  cuDNN's kernels chosen as `kedge train` does (so that a seed means a result);
+- bare, searched: the same with whatever kernels cuDNN finds fastest;
 - usual: the same augmentation as torchvision transforms on 16 worker processes, eager in bfloat16;
 - usual, ProxyAnchor: the same with pytorch-metric-learning's loss, where that is installed.
 
@@ -16,12 +18,12 @@ What must be compiled gets ready side by side; then all are timed one by one.
 from __future__ import annotations
 
 import argparse
-import faulthandler
 import json
-import multiprocessing
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,12 +36,12 @@ from kedge.config.compose import compose
 from kedge.encoders import build_encoder
 from kedge.losses import CAMLoss
 from kedge.reproduce.machine import describe
+from kedge.training.compiling import use_repeatable_kernels
 from runs import history, kedge, seconds
 
 RESULTS = Path(__file__).parent / "results" / "train_throughput.json"
-MODES = ("graph", "reduce-overhead")
-"""Ways to compile the bare step: forward and backward recorded as one CUDA graph, and torch's own CUDA graphs."""
-LOSSES = {"usual": "cam", "usual, ProxyAnchor": "proxy"}
+SEARCHED = "bare, searched"
+LOOPS = {"usual": "cam", "usual, ProxyAnchor": "proxy"}
 WORKERS = 16
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -53,18 +55,20 @@ class Case(NamedTuple):
     epochs: int
     shots: int | None = None
     """Pictures per class; all of them if None."""
+    modes: tuple[str, ...] = ("graph",)
+    """Ways to compile the bare step: forward and backward recorded as one CUDA graph, and torch's own modes."""
 
 
 CASES = {
-    "resnet18-512": Case("resnet18", 512, 32, 15),
+    "resnet18-512": Case("resnet18", 512, 32, 15, modes=("graph", "reduce-overhead", "default")),
     "resnet18-2048": Case("resnet18", 2048, 32, 15),
     "resnet50-512": Case("resnet50", 512, 32, 6),
-    "swin_t-224": Case("swin_t", 128, 224, 6, 80),
+    "swin_t-224": Case("swin_t", 128, 224, 6, shots=80),
 }
-QUICK = {"resnet10-64": Case("resnet10", 64, 32, 3, 10)}
+QUICK = {"resnet10-64": Case("resnet10", 64, 32, 3, shots=10, modes=("default",))}
 SECONDS = 4.0
 """For which a rival is timed: a GPU that has just begun is faster than one at work."""
-PATIENCE = 150.0
+PATIENCE = 240.0
 """Seconds for compiling and, later, for timing a case's rivals: one that hangs must not cost the others' figures."""
 STARTED = time.monotonic()
 
@@ -76,36 +80,46 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--holdout", type=float, default=0.1, help="share of the pictures that is validated with")
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--rival", nargs=3, metavar=("CASE", "KIND", "READY"), help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.rival:
+        name, kind, ready = given.rival
+        compete({**CASES, **QUICK}[name], kind, given.data, Path(ready))
+        return
     cases = QUICK if given.quick else {name: CASES[name] for name in given.only or CASES}
-    modes = MODES[:1] if given.quick else MODES
-    rivals = {name: [Rivals(case, given.data, ways) for ways in (modes, ())] for name, case in cases.items()}
-    with ThreadPoolExecutor() as pool:  # a first epoch each, so that what is compiled lies in the cache
-        list(pool.map(lambda case: kedge_train(case._replace(epochs=1), given.data, given.holdout), cases.values()))
-    say("Kedge's steps are compiled")
-    for bare_steps, _ in rivals.values():
-        bare_steps.prepared()
-    say("so are the others")
-    rows = {}
-    for name, case in cases.items():
-        times = {way: speed for rival in rivals[name] for way, speed in rival.timed().items()}
-        found: dict[str, Any] = {
-            "kedge": kedge_train(case, given.data, given.holdout),
-            **{name: times.get(name) for name in LOSSES},
-        }
-        found["bare_modes"] = {mode: times[mode] for mode in MODES if mode in times}
-        found["bare"] = max(found["bare_modes"].values(), default=None)
-        for rival in ("bare", *LOSSES):
-            if found[rival]:
-                found[f"kedge / {rival}"] = round(found["kedge"] / found[rival], 3)
-        rows[name] = {**case._asdict(), **found}
-        print(name, json.dumps(found), flush=True)
-        if not given.quick:  # after each, so that an interruption loses one
-            given.out.parent.mkdir(parents=True, exist_ok=True)
-            given.out.write_text(
-                json.dumps({"images_per_second": rows, "holdout": given.holdout, "machine": describe()}, indent=1)
-                + "\n"
-            )
+    with tempfile.TemporaryDirectory() as folder:
+        rivals = {name: [Rival(name, kind, given.data, Path(folder)) for kind in ("bare", "loops")] for name in cases}
+        with ThreadPoolExecutor() as pool:  # a first epoch each, so that what is compiled lies in the cache
+            list(pool.map(lambda case: kedge_train(case._replace(epochs=1), given.data, given.holdout), cases.values()))
+        say("Kedge's steps are compiled")
+        for one in rivals.values():
+            for rival in one:
+                rival.wait()
+        say("so are the others")
+        rows = {}
+        for name, case in cases.items():
+            times = {way: speed for rival in rivals[name] for way, speed in rival.timed().items()}
+            rows[name] = compared(case, kedge_train(case, given.data, given.holdout), times)
+            print(name, json.dumps(rows[name]), flush=True)
+            if not given.quick:  # after each, so that an interruption loses one
+                record = {"images_per_second": rows, "holdout": given.holdout, "machine": describe()}
+                given.out.parent.mkdir(parents=True, exist_ok=True)
+                given.out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def say(text: str) -> None:
+    print(f"  {time.monotonic() - STARTED:.0f} s: {text}", flush=True)
+
+
+def compared(case: Case, own: float, times: dict[str, float]) -> dict[str, Any]:
+    """A row of the table."""
+    modes = {mode: times[mode] for mode in case.modes if mode in times}
+    found: dict[str, Any] = {"kedge": own, "bare": max(modes.values(), default=None), "bare_modes": modes}
+    found |= {name: times.get(name) for name in (SEARCHED, *LOOPS)}
+    for rival in ("bare", SEARCHED, *LOOPS):
+        if found[rival]:
+            found[f"kedge / {rival}"] = round(own / found[rival], 3)
+    return {**case._asdict(), **found}
 
 
 def kedge_train(case: Case, data: Path, holdout: float) -> float:
@@ -123,64 +137,52 @@ def kedge_train(case: Case, data: Path, holdout: float) -> float:
     return round(steps * case.batch / sum(times[1:]), 1) if steps else 0.0
 
 
-def say(text: str) -> None:
-    print(f"  {time.monotonic() - STARTED:.0f} s: {text}", flush=True)
+class Rival:
+    """The bare step, or the usual loops, in a process that gets ready and is timed when its turn comes."""
 
+    def __init__(self, name: str, kind: str, data: Path, folder: Path) -> None:
+        self.name, self.ready = f"{name}, {kind}", folder / f"{name}-{kind}"
+        command = [sys.executable, __file__, str(data), "--rival", name, kind, str(self.ready)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-class Rivals:
-    """The bare step in some modes or, without any, the usual loops: in a process that is timed when its turn comes."""
-
-    def __init__(self, case: Case, data: Path, modes: Sequence[str]) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.pipe, theirs = context.Pipe()
-        # Not a daemon: loaders have workers of their own.
-        self.process = context.Process(target=wait_and_time, args=(theirs, case, data, modes))
-        self.process.start()
-        theirs.close()
-
-    def prepared(self) -> None:
-        """Returns when all is compiled or has failed, or patience is at its end."""
-        self.pipe.poll(max(0.0, STARTED + PATIENCE - time.monotonic()))
+    def wait(self) -> None:
+        """Returns when it is ready or has failed, or patience is at its end."""
+        while not self.ready.exists() and self.process.poll() is None and time.monotonic() < STARTED + PATIENCE:
+            time.sleep(0.1)
 
     def timed(self) -> dict[str, float]:
-        """Images per second of those that did not fail."""
-        times: dict[str, float] = {}
+        """Images per second of those ways that did not fail."""
         try:
-            self.pipe.send("go")
-            end = time.monotonic() + PATIENCE
-            while self.pipe.poll(max(0.0, end - time.monotonic())):
-                said = self.pipe.recv()
-                if said == "done":
-                    break
-                times |= said
-        except (EOFError, OSError):
-            pass
-        self.process.kill()
-        self.process.join()
-        return times
+            said, _ = self.process.communicate("go\n", timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            said, _ = self.process.communicate()
+        lines = [line for line in said.splitlines() if line.startswith("{")]
+        say(f"{self.name}: {' '.join(lines) or said}")
+        return {way: speed for line in lines for way, speed in json.loads(line).items()}
 
 
-def wait_and_time(pipe: Any, case: Case, data: Path, modes: Sequence[str]) -> None:
-    faulthandler.dump_traceback_later(PATIENCE - 20)
-    ready: dict[str, Callable[[], None]] = {}
-    if modes:
-        for mode in modes:
-            if not (ready and pipe.poll()):  # asked to begin: there is no time for another
-                attempt(ready, mode, bare, case, mode)
-        pipe.send({})
-        pipe.recv()
-    else:
-        pipe.recv()
+def compete(case: Case, kind: str, data: Path, ready: Path) -> None:
+    """Get ready, wait for a line, and print images per second."""
+    ways: dict[str, Callable[[], None]] = {}
+    if kind == "bare":
+        use_repeatable_kernels()
+        for mode in case.modes:
+            attempt(ways, mode, bare, case, mode)
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = False, True
+        attempt(ways, SEARCHED, bare, case, case.modes[0])
+    ready.touch()
+    sys.stdin.readline()
+    if kind == "loops":
+        torch.backends.cudnn.benchmark = True
         batches = loader_of(case, data)
         next(batches)  # the workers are there before the GPU is in use
-        for label, loss in LOSSES.items():
-            attempt(ready, label, usual, case, batches, loss)
-    for label, one in ready.items():
+        for label, loss in LOOPS.items():
+            attempt(ways, label, usual, case, batches, loss)
+    for label, one in ways.items():
         times: dict[str, float] = {}
         attempt(times, label, timed, one, case, SECONDS if DEVICE.type == "cuda" else 1.0)
-        print(f"  {label}: {times.get(label)} images/s", flush=True)
-        pipe.send(times)
-    pipe.send("done")
+        print(json.dumps(times), flush=True)
 
 
 def attempt(results: dict[str, Any], label: str, act: Callable[..., Any], *arguments: Any) -> None:
@@ -199,7 +201,6 @@ class Parts(NamedTuple):
 
 
 def parts_of(case: Case, loss_name: str) -> Parts:
-    torch.backends.cudnn.benchmark = True
     network = build_encoder(case.encoder, image_size=case.size, head="bounded").to(DEVICE).train()
     network = network.to(memory_format=torch.channels_last)
     loss: nn.Module = CAMLoss(100, network.dim)
@@ -232,12 +233,12 @@ def step_of(parts: Parts) -> Callable[[Tensor, Tensor], None]:
     return step
 
 
-def bare(case: Case, mode: str) -> Callable[[], None]:
+def bare(case: Case, mode: str, parts: Parts | None = None) -> Callable[[], None]:
     """On one batch that never changes."""
+    parts = parts or parts_of(case, "cam")
     images = torch.rand(case.batch, 3, case.size, case.size, device=DEVICE).to(memory_format=torch.channels_last)
     labels = torch.randint(100, (case.batch,), device=DEVICE)
-    parts = parts_of(case, "cam")
-    chosen = None if mode == "graph" else mode
+    chosen = None if mode in ("graph", "default") else mode
     parts = parts._replace(loss_of=torch.compile(parts.loss_of, mode=chosen))
     step = step_of(parts)
     stream = torch.cuda.Stream() if DEVICE.type == "cuda" else None  # type: ignore[no-untyped-call]

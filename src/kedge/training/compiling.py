@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kedge.training.step import Draws, Outcome, Step
 
-__all__ = ["AUTO", "Fast", "Forward", "compiled"]
+__all__ = ["AUTO", "Fast", "Forward", "compiled", "use_repeatable_kernels"]
 
 AUTO = "graph"
 Forward = Callable[[Tensor, Tensor, Draws], Outcome]
@@ -33,6 +33,12 @@ class Fast(NamedTuple):
     forward: Forward
     with_gradients: bool
     seconds: float
+
+
+def use_repeatable_kernels() -> None:
+    """Ask cuDNN for kernels that always add in one order, and not to search for others: one seed, one result."""
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
 
 
 def compiled(step: Step, batch: TrainingBatch, mode: str, *, scale: float, autocast: torch.dtype | None) -> Fast:

@@ -31,7 +31,7 @@ from kedge.losses import RetrievalLoss
 from kedge.model import Model
 from kedge.training.averaging import Averaging
 from kedge.training.callbacks import BEST, KEPT, LAST, BestAndLast, History, TrainingProgress, WholeCheckpoints
-from kedge.training.compiling import AUTO, compiled
+from kedge.training.compiling import AUTO, compiled, use_repeatable_kernels
 from kedge.training.data import Examples, Resident, TrainingData, fits_on
 from kedge.training.features import cached_features, class_means
 from kedge.training.module import RetrievalTraining
@@ -276,7 +276,7 @@ class _Run:
         precision: Any = self._precision
         if precision == "16-mixed" and self.recipe.sharpness.radius:
             raise ConfigError("recipe.sharpness needs gradients of the full range: use trainer.precision=bf16-mixed.")
-        torch.backends.cudnn.deterministic = True  # as fast, and a seed means a result
+        use_repeatable_kernels()
         averaging = Averaging(self.recipe.averaging) if self.recipe.averaging else None
         loggers: list[Logger] = []
         if find_spec("tensorboard") is not None:
@@ -286,7 +286,7 @@ class _Run:
             devices=1,
             precision=precision,
             deterministic=wanted.deterministic,
-            benchmark=False,  # it would choose other kernels, and so other roundings, in every run
+            benchmark=False,
             max_epochs=self.recipe.epochs,
             callbacks=[
                 *([averaging] if averaging else []),

@@ -1,0 +1,81 @@
+"""How fast a bare training step is with each way to choose cuDNN's kernels, and whether the way repeats its results.
+
+    python benchmarks/kernels.py [--encoder resnet18] [--batch 512] [--out FILE]      needs a GPU
+
+Each way runs in two processes, one after the other, that start from the same weights and take the same steps; equal
+weights after them say that it repeats. `kedge train` should use the fastest that does. (Kernels that are searched for
+and add in any order cannot repeat: they are a row of train_throughput.py.)
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from kedge.reproduce.machine import describe
+from train_throughput import DEVICE, Case, bare, parts_of, timed
+
+RESULTS = Path(__file__).parent / "results" / "kernels.json"
+WAYS = {
+    "guessed, in one order": (False, True),
+    "guessed": (False, False),
+    "searched, in one order": (True, True),
+}
+"""Whether cuDNN searches (`benchmark`), and whether only kernels that add in one order are used (`deterministic`)."""
+STEPS = 60
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--encoder", default="resnet18")
+    parser.add_argument("--batch", type=int, default=512)
+    parser.add_argument("--seconds", type=float, default=2.0, help="for which each is timed")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--one", metavar="WAY", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    case = Case(given.encoder, given.batch, 32, 1)
+    if given.one:
+        one(case, given.one, given.seconds)
+        return
+    same = [*("--encoder", given.encoder), *("--batch", str(given.batch)), *("--seconds", str(given.seconds))]
+    found: dict[str, list[dict[str, str | float]]] = {way: [] for way in WAYS}
+    for way in (*WAYS, *WAYS):
+        command = [sys.executable, __file__, *same, "--one", way]
+        said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+        found[way].append(json.loads(said.splitlines()[-1]))
+    rows = {
+        way: {
+            "images_per_second": max(float(each["images_per_second"]) for each in both),
+            "repeats": both[0]["weights"] == both[1]["weights"],
+        }
+        for way, both in found.items()
+    }
+    for way, row in rows.items():
+        print(f"{way:24} {row['images_per_second']:10,.0f} images/s   {'repeats' if row['repeats'] else 'differs'}")
+    record = {"encoder": given.encoder, "batch": given.batch, "steps": STEPS, "ways": rows, "machine": describe()}
+    given.out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def one(case: Case, way: str, seconds: float) -> None:
+    """What one process finds."""
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = WAYS[way]
+    torch.manual_seed(0)
+    parts = parts_of(case, "cam")
+    step = bare(case, "graph" if DEVICE.type == "cuda" else "default", parts)
+    for _ in range(STEPS):
+        step()
+    digest = hashlib.sha256()
+    for group in parts.optimizer.param_groups:
+        for weight in group["params"]:
+            digest.update(weight.detach().cpu().numpy().tobytes())
+    print(json.dumps({"images_per_second": timed(step, case, seconds), "weights": digest.hexdigest()}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
