@@ -84,7 +84,7 @@ def trained(name: str, folder: Path, common: list[str], overrides: list[str], *,
     said = [line.rpartition("Warning: ")[2] for line in said]
     found["said"] = [line for line in said if re.search("ompil|mean of the anchors", line)]
     if target is not None:
-        found["target"] = {target: [round(float(row[target]), 4) for row in rows]}
+        found["target"] = {target: [round(float(row[target]), 4) for row in rows if row[target]]}
     kedge("evaluate", folder, *(["--held-out"] if held_out else []))
     metrics = json.loads((folder / ("held_out.json" if held_out else "metrics.json")).read_text())
     found["held_out" if held_out else "test"] = metrics

@@ -23,6 +23,7 @@ from kedge.losses import CAMLoss
 from kedge.training import resume_run, start_run
 from kedge.training.averaging import Averaging
 from kedge.training.module import RetrievalTraining
+from kedge.training.settings import Settings
 
 Parts = dict[str, torch.Tensor]
 
@@ -131,6 +132,37 @@ def test_the_last_checkpoint_is_the_last_epoch_however_good_it_is(
     resume_run(tmp_path)
     assert all(torch.equal(before[name], value) for name, value in weights(tmp_path).items())
     assert len(history(tmp_path)) == 3
+
+
+def test_held_out_images_are_looked_at_now_and_then(tiny: list[str], tmp_path: Path) -> None:
+    overrides = [*tiny, "recipe.epochs=4", "split.validate_every=2"]
+    train(overrides=overrides, folder=tmp_path)
+    seen = [row["val/accuracy"] for row in history(tmp_path)]
+    assert [bool(value) for value in seen] == [False, True, False, True]
+    best = torch.load(tmp_path / "checkpoints/best.ckpt", weights_only=True)["epoch"]
+    assert best == (1 if float(seen[1]) >= float(seen[3]) else 3)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "every"), [(1, 1), (7, 1), (30, 1), (59, 1), (60, 2), (97, 1), (100, 2), (150, 5), (400, 10)]
+)
+def test_at_least_thirty_looks_and_the_last_epoch(epochs: int, every: int) -> None:
+    settings = Settings.from_config(compose([f"recipe.epochs={epochs}"]))
+    assert settings.validate_every == every
+    assert Settings.from_config(compose(["recipe=paper", f"recipe.epochs={epochs}"])).validate_every == 1
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["recipe.epochs=5", "split.validate_every=2"], "must be a multiple"),
+        (["recipe=paper", "split.validate_every=2"], "needs split.validate_every=1"),
+        (["split.validate_every=0"], "at least 1"),
+    ],
+)
+def test_looks_that_do_not_fit(overrides: list[str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Settings.from_config(compose(overrides))
 
 
 def test_a_moved_run_remembers_its_best_epoch(tiny: list[str], tmp_path: Path) -> None:

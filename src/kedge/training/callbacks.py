@@ -73,7 +73,7 @@ class BestAndLast(Checkpoint):
         if self.keep_every and done % self.keep_every == 0:
             weights = {"state_dict": self._weights(pl_module), "epoch": trainer.current_epoch}
             trainer.strategy.save_checkpoint(weights, self.folder / KEPT.format(done))
-        if isinstance(pl_module, RetrievalTraining) and pl_module.held_out:
+        if isinstance(pl_module, RetrievalTraining) and pl_module.validated:
             value = trainer.callback_metrics[pl_module.target[0]].item()
             if self.best is None or value > self.best:
                 self.best = value
@@ -139,8 +139,10 @@ class History(Callback):
             "seconds": round(time.monotonic() - self._started, 2),
             "lr": trainer.optimizers[0].param_groups[0]["lr"],
         }
-        row |= {name: value.item() for name, value in trainer.callback_metrics.items() if name.startswith("val/")}
         if isinstance(pl_module, RetrievalTraining):
+            if pl_module.validated:
+                name = pl_module.target[0]
+                row[name] = trainer.callback_metrics[name].item()
             means = pl_module.shown(pl_module.running_means())
             row |= {f"train/{name}": value for name, value in means.items()}
         self._rows.append({name: str(value) for name, value in row.items()})

@@ -64,6 +64,8 @@ class RetrievalTraining(L.LightningModule):
         self._warned = False
         self.saved_epochs = 0
         """How many epochs the last checkpoint holds."""
+        self.validated = False
+        """Whether this epoch ended with a look at the held-out images."""
         self._found: list[list[Batch]] = [[], []]
 
     def use(self, fast: Fast) -> None:
@@ -91,6 +93,7 @@ class RetrievalTraining(L.LightningModule):
         # On the device itself: numbers drawn elsewhere would have to be waited for.
         self._chance = torch.Generator(self.device).manual_seed(seed_of(self.seed, self.current_epoch, 2))
         self._totals, self._steps = None, 0
+        self.validated = False
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """One batch: augment, embed, compare with the anchors."""
@@ -220,6 +223,7 @@ class RetrievalTraining(L.LightningModule):
         else:
             value = float(knn_accuracy(found, labels, *_join(self._found[1])))
         self.log(self.target[0], value)
+        self.validated = True
 
     # ------------------------------------------------------------------ optimiser and schedule
 

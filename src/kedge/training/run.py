@@ -288,6 +288,7 @@ class _Run:
             deterministic=wanted.deterministic,
             benchmark=False,
             max_epochs=self.recipe.epochs,
+            check_val_every_n_epoch=self.settings.validate_every,
             callbacks=[
                 *([averaging] if averaging else []),
                 TrainingProgress(_console),

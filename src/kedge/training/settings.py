@@ -18,6 +18,8 @@ T = TypeVar("T")
 
 COMPILE_MODES = ("default", "graph", "max-autotune")
 
+_LOOKS = 30
+"""At the held-out images in a run, at least (where there are so many epochs)."""
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a word", type(None): "null"}
 
 
@@ -107,12 +109,15 @@ class Split:
     holdout: float = 0.1
     shots: int | None = None
     seed: int = 0
+    validate_every: int | None = None
 
     def __post_init__(self) -> None:
         _within("split.holdout", self.holdout, least=0, below=1)
         _within("split.seed", self.seed, least=0)
         if self.shots is not None:
             _within("split.shots", self.shots, least=1)
+        if self.validate_every is not None:
+            _within("split.validate_every", self.validate_every, least=1)
 
 
 @dataclass(frozen=True)
@@ -145,6 +150,26 @@ class Settings:
 
     def __post_init__(self) -> None:
         _within("seed", self.seed, least=0, below=2**32)
+        every = self.validate_every
+        if self.recipe.epochs % every:
+            raise ConfigError(
+                f"recipe.epochs ({self.recipe.epochs}) must be a multiple of split.validate_every ({every})."
+            )
+        if every > 1 and self.recipe.schedule.name == "plateau":
+            raise ConfigError(f"The plateau schedule needs split.validate_every=1, found {every}.")
+
+    @property
+    def validate_every(self) -> int:
+        """So many epochs lie between two looks at the held-out images: as given, or so few that there are enough."""
+        if self.split.validate_every is not None:
+            return self.split.validate_every
+        if self.recipe.schedule.name == "plateau":
+            return 1
+        epochs = self.recipe.epochs
+        # Divisors, so that the last epoch is looked at.
+        return max(
+            every for every in range(1, epochs + 1) if epochs % every == 0 and epochs // every >= min(epochs, _LOOKS)
+        )
 
     @classmethod
     def from_config(cls, config: Any) -> Settings:
