@@ -36,14 +36,16 @@ def main() -> None:
     parser.add_argument("--encoder", default="resnet18")
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--seconds", type=float, default=2.0, help="for which each is timed")
+    parser.add_argument("--profile", action="store_true", help="show on stderr where the time of a step goes")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--one", metavar="WAY", help=argparse.SUPPRESS)
     given = parser.parse_args()
     case = Case(given.encoder, given.batch, 32, 1)
     if given.one:
-        one(case, given.one, given.seconds)
+        one(case, given.one, given.seconds, profile=given.profile)
         return
-    same = [*("--encoder", given.encoder), *("--batch", str(given.batch)), *("--seconds", str(given.seconds))]
+    same = ["--profile"] if given.profile else []
+    same += [*("--encoder", given.encoder), *("--batch", str(given.batch)), *("--seconds", str(given.seconds))]
     found: dict[str, list[dict[str, str | float]]] = {way: [] for way in WAYS}
     for way in (*WAYS, *WAYS):
         command = [sys.executable, __file__, *same, "--one", way]
@@ -62,7 +64,7 @@ def main() -> None:
     given.out.write_text(json.dumps(record, indent=1) + "\n")
 
 
-def one(case: Case, way: str, seconds: float) -> None:
+def one(case: Case, way: str, seconds: float, *, profile: bool) -> None:
     """What one process finds."""
     torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = WAYS[way]
     torch.manual_seed(0)
@@ -74,6 +76,13 @@ def one(case: Case, way: str, seconds: float) -> None:
     for group in parts.optimizer.param_groups:
         for weight in group["params"]:
             digest.update(weight.detach().cpu().numpy().tobytes())
+    if profile:
+        with torch.profiler.profile() as seen:
+            step()
+            if DEVICE.type == "cuda":
+                torch.cuda.synchronize()
+        by = f"self_{DEVICE.type}_time_total"
+        print(way, seen.key_averages().table(sort_by=by, row_limit=16, max_name_column_width=70), file=sys.stderr)
     print(json.dumps({"images_per_second": timed(step, case, seconds), "weights": digest.hexdigest()}), flush=True)
 
 

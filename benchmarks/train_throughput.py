@@ -275,29 +275,38 @@ def loader_of(case: Case, data: Path) -> Iterator[Any]:
         num_workers=WORKERS,
         pin_memory=DEVICE.type == "cuda",
         persistent_workers=True,
+        collate_fn=mixed(recipe.mixing.cutmix),
     )
     while True:
         yield from loader
 
 
 def usual(case: Case, batches: Iterator[Any], loss_name: str) -> Callable[[], None]:
-    """Batches from a loader, mixed as the recipe says, and an eager step."""
-    from torchvision.transforms import v2
-
-    recipe = compose([f"encoder={case.encoder}", "recipe=kedge"]).recipe
+    """Batches from a loader, and an eager step."""
     step = step_of(parts_of(case, loss_name))
-    mix = v2.RandomApply([v2.CutMix(num_classes=100)], p=recipe.mixing.cutmix)
 
     def one() -> None:
         images, labels = next(batches)
         images = images.to(DEVICE, non_blocking=True).to(memory_format=torch.channels_last)
-        labels = labels.to(DEVICE, non_blocking=True)
-        step(mix(images, labels)[0], labels)
+        step(images, labels.to(DEVICE, non_blocking=True))
 
     images = torch.rand(case.batch, 3, case.size, case.size, device=DEVICE).to(memory_format=torch.channels_last)
     for _ in range(5):
         step(images, torch.arange(case.batch, device=DEVICE) % 100)
     return one
+
+
+def mixed(share: float) -> Callable[[list[Any]], tuple[Tensor, Tensor]]:
+    """What puts a batch together and mixes its pictures, as the recipe does."""
+    from torchvision.transforms import v2
+
+    mix = v2.RandomApply([v2.CutMix(num_classes=100)], p=share)
+
+    def collate(examples: list[Any]) -> tuple[Tensor, Tensor]:
+        images, labels = torch.utils.data.default_collate(examples)
+        return mix(images, labels)[0], labels
+
+    return collate
 
 
 class Pictures(torch.utils.data.Dataset[tuple[Tensor, int]]):
