@@ -16,9 +16,11 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from kedge.model import Model
 from kedge.reproduce.machine import describe
 from runs import history, kedge, seconds
 
@@ -84,10 +86,14 @@ def trained(name: str, folder: Path, common: list[str], overrides: list[str], *,
     said = [line.rpartition("Warning: ")[2] for line in said]
     found["said"] = [line for line in said if re.search("ompil|mean of the anchors", line)]
     if target is not None:
-        found["target"] = {target: [round(float(row[target]), 4) for row in rows if row[target]]}
-    kedge("evaluate", folder, *(["--held-out"] if held_out else []))
-    metrics = json.loads((folder / ("held_out.json" if held_out else "metrics.json")).read_text())
-    found["held_out" if held_out else "test"] = metrics
+        found["target"] = {target: {row["epoch"]: round(float(row[target]), 4) for row in rows if row[target]}}
+    asked = "held_out" if held_out else "test"
+    metrics = found[asked] = evaluated(folder, held_out=held_out)
+    model = Model.load(folder, device="cpu")
+    if model.preprocessing.mirror:
+        model.preprocessing = replace(model.preprocessing, mirror=False)
+        model.save(folder / "model")
+        found[f"{asked}_without_mirror"] = evaluated(folder, held_out=held_out)
     shown = {column: round(metrics[column]["mAP"], 4) for column in ("label_lists", "brute_force", "anchor_lists")}
     print(
         name,
@@ -96,6 +102,11 @@ def trained(name: str, folder: Path, common: list[str], overrides: list[str], *,
         flush=True,
     )
     return found
+
+
+def evaluated(folder: Path, *, held_out: bool) -> dict[str, Any]:
+    kedge("evaluate", folder, *(["--held-out"] if held_out else []))
+    return json.loads((folder / ("held_out.json" if held_out else "metrics.json")).read_text())  # type: ignore[no-any-return]
 
 
 if __name__ == "__main__":

@@ -66,6 +66,19 @@ def test_train_then_evaluate(tiny: list[str], tmp_path: Path) -> None:
     assert json.loads((tmp_path / "first/metrics.json").read_text()) == metrics
 
 
+@pytest.mark.parametrize("overrides", [["recipe.mirror=true"], ["recipe=head", "recipe.mirror=true", "recipe.size=12"]])
+def test_held_out_pictures_are_seen_as_the_model_sees_them(
+    overrides: list[str], tiny: list[str], tmp_path: Path
+) -> None:
+    done = kedge("train", *tiny, *overrides, "recipe.epochs=2", "--folder", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    done = kedge("evaluate", "run", "--held-out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    best = max(float(row["val/accuracy"]) for row in csv.DictReader((tmp_path / "run/history.csv").open()))
+    assert json.loads((tmp_path / "run/held_out.json").read_text())["accuracy"] == pytest.approx(best)
+    assert json.loads((tmp_path / "run/model/model.json").read_text())["preprocessing"]["mirror"] is True
+
+
 def test_sweep(tiny: list[str], tmp_path: Path) -> None:
     done = kedge(
         "train",

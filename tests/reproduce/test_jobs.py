@@ -23,6 +23,9 @@ def test_the_key_changes_with_whatever_changes_the_run() -> None:
         replace(JOB, changes=("encoder.dim=32",)),
         replace(JOB, settings=("recipe.epochs=2",)),
         replace(JOB, settings=("trainer.keep_every=5",)),
+        replace(JOB, settings=("recipe.sharpness.radius=0.1",)),
+        replace(JOB, settings=("recipe.mirror=true",)),
+        replace(JOB, settings=("split.validate_every=1",)),
     ]
     assert len({JOB.key, *(other.key for other in others)}) == len(others) + 1
 
@@ -34,6 +37,10 @@ def test_the_key_does_not_change_with_place_or_what_is_measured() -> None:
         replace(JOB, settings=("encoder.stem=auto",)),  # as it is anyway
     ]
     assert {job.key for job in same} == {JOB.key}
+
+
+def test_a_run_of_an_earlier_version_is_known_again() -> None:
+    assert Job("cifar100", "resnet18", "cam", "paper", 0).key == "6fee1f0fe337"
 
 
 def test_changes_of_the_experiment_win_over_settings() -> None:

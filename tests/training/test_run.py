@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import csv
 import itertools
 import os
@@ -22,7 +23,9 @@ from kedge.errors import ConfigError, DataError, TrainingError
 from kedge.losses import CAMLoss
 from kedge.training import resume_run, start_run
 from kedge.training.averaging import Averaging
+from kedge.training.callbacks import History
 from kedge.training.module import RetrievalTraining
+from kedge.training.run import Interrupted
 from kedge.training.settings import Settings
 
 Parts = dict[str, torch.Tensor]
@@ -90,13 +93,18 @@ def test_a_run_leaves_a_model_that_has_learned(loss: str, tiny: list[str], tmp_p
     assert torch.load(tmp_path / "run/checkpoints/best.ckpt", weights_only=True)["epoch"] == best
 
 
-@pytest.mark.parametrize("flip", [True, False])
-def test_a_model_looks_at_mirrored_pictures_where_that_is_allowed(
-    flip: bool, tiny: list[str], tmp_path: Path, stripes: Path
+@pytest.mark.parametrize("where", ["", "dataset", "recipe.augmentation"])
+def test_a_model_looks_at_mirrored_pictures_where_training_did(
+    where: str, tiny: list[str], tmp_path: Path, stripes: Path
 ) -> None:
-    wanted = ["loss=cross_entropy", "recipe.mirror=true", f"dataset.flip={str(flip).lower()}", "recipe.epochs=1"]
+    wanted = [
+        "loss=cross_entropy",
+        "recipe.mirror=true",
+        "recipe.epochs=1",
+        *([f"{where}.flip=false"] if where else []),
+    ]
     model = train(overrides=[*tiny, *wanted, "split.holdout=0"], folder=tmp_path)
-    assert model.preprocessing.mirror is flip
+    assert model.preprocessing.mirror is (not where)
     with np.load(stripes) as arrays:
         images, labels = torch.from_numpy(arrays["x_train"].transpose(0, 3, 1, 2).copy()), arrays["y_train"]
     embeddings = model.embed_pixels(images)
@@ -163,6 +171,8 @@ def test_at_least_thirty_looks_and_the_last_epoch(epochs: int, every: int) -> No
 def test_looks_that_do_not_fit(overrides: list[str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         Settings.from_config(compose(overrides))
+    if "split.validate_every=0" not in overrides:
+        Settings.from_config(compose([*overrides, "split.holdout=0"]))  # nobody looks
 
 
 def test_a_moved_run_remembers_its_best_epoch(tiny: list[str], tmp_path: Path) -> None:
@@ -264,7 +274,10 @@ def test_parts_of_a_loss_that_come_and_go_are_refused(
 
 
 SCHEDULES = {
-    "one cycle": ["loss=cam", "recipe.averaging=0.2", "recipe.sharpness.radius=0.05"],
+    "one cycle": [
+        *("loss=cam", "recipe.averaging=0.2", "recipe.sharpness.radius=0.05"),
+        *("split.validate_every=2", "recipe.mirror=true"),
+    ],
     "plateau": ["recipe=paper", "loss=cross_entropy", "recipe.schedule.patience=0", "recipe.schedule.factor=0.3"],
 }
 
@@ -325,6 +338,24 @@ def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(tiny: list[str], tmp_p
     (folder / "config.yaml").write_text(config)
     resume_run(folder)
     assert len(history(folder)) == done + 2
+
+
+def test_ctrl_c_is_heard_wherever_it_falls(tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = History.on_train_epoch_end
+
+    def ignored(self: History, trainer: Any, module: Any) -> None:
+        real(self, trainer, module)
+        if trainer.current_epoch == 0:
+            with contextlib.suppress(KeyboardInterrupt):  # as in a finaliser
+                signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(History, "on_train_epoch_end", ignored)
+    with pytest.raises(Interrupted, match="Stopped after 1 of 3 epochs"):
+        train(overrides=tiny, folder=tmp_path)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    monkeypatch.undo()
+    resume_run(tmp_path)
+    assert len(history(tmp_path)) == 3
 
 
 def test_nan_stops_the_run_and_keeps_the_last_good_checkpoint(

@@ -19,8 +19,9 @@ def network() -> nn.Sequential:
 
 
 def test_a_climb_is_one_step_of_that_length_and_leaves_no_trace() -> None:
-    net, inputs = network(), torch.randn(16, 4)
+    net, inputs = network(), torch.randn(16, 4).double()
     climb = Climb(net, 0.3)
+    net.double()  # which, as a move to a GPU does, gives it new statistics
     loss = net(inputs).square().mean()
     before = {name: value.clone() for name, value in net.state_dict().items()}
     gradients = torch.autograd.grad(loss, climb.weights)
@@ -34,6 +35,24 @@ def test_a_climb_is_one_step_of_that_length_and_leaves_no_trace() -> None:
     assert not climb.up
     changed = {name for name, value in net.state_dict().items() if not torch.equal(value, before[name])}
     assert changed <= {"1.num_batches_tracked"}  # a count that nothing reads
+
+
+def test_weights_without_a_gradient_stay_where_they_are() -> None:
+    net = network()
+    climb = Climb(net, 0.3)
+    before = [weight.detach().clone() for weight in climb.weights]
+    climb.ascend([None] * len(before))
+    assert not climb.up
+    climb.ascend([torch.ones_like(before[0]), *[None] * (len(before) - 1)])
+    moved = [not torch.equal(weight, old) for weight, old in zip(climb.weights, before, strict=True)]
+    assert moved == [True] + [False] * (len(before) - 1)
+    climb.descend()
+    assert all(torch.equal(weight, old) for weight, old in zip(climb.weights, before, strict=True))
+
+
+def test_a_loss_alone_has_nothing_to_climb_with(tiny: list[str], tmp_path: Path) -> None:
+    wanted = ["recipe=head", "recipe.size=12", "loss=cross_entropy", "recipe.sharpness.radius=0.1"]
+    assert train(overrides=[*tiny, *wanted], folder=tmp_path / "run").loss == "cross_entropy"
 
 
 @pytest.mark.parametrize("start", [0.0, 0.5])
@@ -61,8 +80,9 @@ def test_training_follows_the_gradient_from_above(
         self.load_state_dict(state)
         self._chance.set_state(chance[0])
         torch.set_rng_state(chance[1])
-        checked.append(climbs)
-        return real_step(self, batch, batch_idx)
+        loss = real_step(self, batch, batch_idx)
+        checked.append(self._climb.up)
+        return loss
 
     def on_after_backward(self: RetrievalTraining) -> None:
         real_after(self)
@@ -83,3 +103,4 @@ def test_half_precision_is_refused(tiny: list[str], tmp_path: Path) -> None:
     wanted = ["recipe.sharpness.radius=0.1", "trainer.precision=16-mixed"]
     with pytest.raises(ConfigError, match=r"use trainer\.precision=bf16-mixed"):
         train(overrides=[*tiny, *wanted], folder=tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -30,9 +30,14 @@ class Encoder(nn.Module):
         self.backbone = backbone.network
         self.head = build_head(head, backbone.width, dim)
 
-    def forward(self, images: Tensor) -> Tensor:
+    def forward(self, images: Tensor, *, mirror: bool = False) -> Tensor:
         """Embed a batch of pictures."""
-        return self.head(self.backbone(images))  # type: ignore[no-any-return]
+        return self.head(self.features(images, mirror=mirror))  # type: ignore[no-any-return]
+
+    def features(self, images: Tensor, *, mirror: bool = False) -> Tensor:
+        """What the head sees of the pictures or, with ``mirror``, of them and their mirror images in the mean."""
+        found: Tensor = self.backbone(images)
+        return (found + self.backbone(images.flip(-1))) / 2 if mirror else found
 
     def freeze(self) -> Self:
         """Keep the backbone as it is: no gradients, and batch statistics that no longer move."""

@@ -118,10 +118,7 @@ class Model:
             raise ConfigError(f"pixels must be uint8, B x 3 x H x W; found {pixels.dtype}, {found}.")
         with _evaluating(self.encoder), torch.inference_mode():
             images = self.preprocessing.normalise(pixels.to(self.device))
-            features: Tensor = self.encoder.backbone(images)
-            if self.preprocessing.mirror:
-                features = (features + self.encoder.backbone(images.flip(-1))) / 2
-            embeddings: Tensor = self.encoder.head(features)
+            embeddings: Tensor = self.encoder(images, mirror=self.preprocessing.mirror)
         return embeddings
 
     def scores(self, embeddings: Tensor) -> Tensor:

@@ -68,6 +68,13 @@ class Job:
         config = self.config({self.dataset: Path("data.npz")})
         content: dict[str, Any] = OmegaConf.to_container(config, resolve=False)  # type: ignore[assignment]
         known = {name: content[name] for name in ("encoder", "loss", "recipe", "split", "seed")}
+        # What came later and is switched off is left out, so that earlier runs are known again.
+        if not known["recipe"]["sharpness"]["radius"]:
+            del known["recipe"]["sharpness"]
+        if not known["recipe"]["mirror"]:
+            del known["recipe"]["mirror"]
+        if known["split"]["validate_every"] is None:
+            del known["split"]["validate_every"]
         known["dataset"] = self.dataset
         known["keep_every"] = content["trainer"]["keep_every"]
         return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:12]

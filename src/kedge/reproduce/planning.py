@@ -49,7 +49,9 @@ class Estimates:
         shots = config.split.shots
         count = min(count, shots * classes) if shots else count
         stem = (job.encoder, side, config.encoder.get("stem"), config.encoder.get("dim"))
-        return _step(*stem) / _TRIED * count * config.recipe.epochs, "one step"
+        sharpness = config.recipe.sharpness
+        looks = 2 - sharpness.start if sharpness.radius else 1
+        return _step(*stem) / _TRIED * count * config.recipe.epochs * looks, "one step"
 
     def _pictures(self, job: Job) -> tuple[int, int, int]:
         if job.dataset in _KNOWN:

@@ -225,6 +225,8 @@ class TrainingProgress(Callback):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Without a terminal: the epoch's line."""
         if self._progress is None:
+            if isinstance(pl_module, RetrievalTraining) and not pl_module.validated:
+                self._metric = ""  # that of an earlier epoch
             text = f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}  {self._numbers(pl_module)}"
             self.console.print(text, highlight=False, soft_wrap=True)
         else:

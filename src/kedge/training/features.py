@@ -7,9 +7,10 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save
-from torch import Tensor, nn
+from torch import Tensor
 
 from kedge.datasets import Pictures
+from kedge.encoders import Encoder
 from kedge.files import whole_file
 from kedge.images import Preprocessing
 from kedge.model import embed_pictures
@@ -21,17 +22,16 @@ _BATCH = 64
 
 
 def cached_features(
-    path: Path, pictures: Pictures, backbone: nn.Module, preprocessing: Preprocessing, device: torch.device
+    path: Path, pictures: Pictures, encoder: Encoder, preprocessing: Preprocessing, device: torch.device
 ) -> Features:
-    """The backbone's outputs for `pictures`: read from `path` if a run left them there, computed otherwise."""
+    """What the head will see of `pictures`: read from `path` if a run left it there, computed otherwise."""
     if path.exists():
         values = load_file(path)["features"]
     else:
-        backbone.to(device).eval()
+        encoder.to(device).eval()
 
         def embed(pixels: Tensor) -> Tensor:
-            found: Tensor = backbone(preprocessing.normalise(pixels.to(device)))
-            return found
+            return encoder.features(preprocessing.normalise(pixels.to(device)), mirror=preprocessing.mirror)
 
         # Out of inference mode: features are trained on.
         values = embed_pictures(embed, pictures, batch_size=_BATCH).cpu().clone()

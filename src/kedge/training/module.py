@@ -64,6 +64,8 @@ class RetrievalTraining(L.LightningModule):
         self._warned = False
         self.saved_epochs = 0
         """How many epochs the last checkpoint holds."""
+        self.stopped = False
+        """Whether the user asked for an end."""
         self.validated = False
         """Whether this epoch ended with a look at the held-out images."""
         self._found: list[list[Batch]] = [[], []]
@@ -98,6 +100,8 @@ class RetrievalTraining(L.LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """One batch: augment, embed, compare with the anchors."""
         del batch_idx
+        if self.stopped:
+            raise KeyboardInterrupt
         inputs, labels = batch
         draws = self._step[0].draw(inputs, self._chance)
         found = self._forward[0](inputs, labels, draws)
@@ -119,11 +123,12 @@ class RetrievalTraining(L.LightningModule):
     def _from_above(self, found: Outcome, inputs: Tensor, labels: Tensor, draws: Draws) -> Outcome:
         """The same batch again, seen from where its loss is higher."""
         weights = self._climb.weights
-        self._climb.ascend(
-            [weight.grad for weight in weights if weight.grad is not None]
-            if self._with_gradients
-            else torch.autograd.grad(found.loss, weights)
-        )
+        if not weights:  # only the loss has any
+            return found
+        if self._with_gradients:
+            self._climb.ascend([weight.grad for weight in weights])
+        else:
+            self._climb.ascend(torch.autograd.grad(found.loss, weights, allow_unused=True))
         return self._forward[0](inputs, labels, draws)
 
     def on_after_backward(self) -> None:
@@ -203,7 +208,7 @@ class RetrievalTraining(L.LightningModule):
         """Embed held-out images (loader 0) and the 1-NN gallery (loader 1)."""
         del batch_idx
         inputs, labels = batch
-        embeddings = self.network(self._step[0].prepare.plain(inputs)).float()
+        embeddings = self._step[0].look(inputs).float()
         if embeddings.device.type == "cpu" and not embeddings.isfinite().all():
             raise self._not_finite()
         if self.knows_classes:

@@ -6,6 +6,8 @@ import errno
 import gc
 import json
 import logging
+import signal
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import lightning as L
@@ -155,7 +158,9 @@ class _Run:
         return (encoder.freeze() if self.recipe.freeze else encoder), loss
 
     def _preprocessing(self, size: int) -> Preprocessing:
-        mirror = self.recipe.mirror and self.dataset.flip
+        # Only what it was trained with: a frozen encoder was, elsewhere.
+        seen = self.recipe.freeze or self.recipe.augmentation.flip
+        mirror = self.recipe.mirror and self.dataset.flip and seen
         if not self.recipe.standardise:
             return Preprocessing(size=size, mirror=mirror)
         # timm's models say what they were trained with; torchvision's all had ILSVRC's.
@@ -190,7 +195,7 @@ class _Run:
         train: Examples = self.pictures
         held_out: Examples | None = self.held_out
         if self.recipe.freeze:
-            parts = self.encoder.backbone, self.preprocessing, self.device
+            parts = self.encoder, self.preprocessing, self.device
             train = cached_features(self.folder / "features/train.safetensors", self.pictures, *parts)
             if self.held_out is not None:
                 held_out = cached_features(self.folder / "features/held_out.safetensors", self.held_out, *parts)
@@ -258,11 +263,12 @@ class _Run:
             return images.contiguous(memory_format=self.layout)
 
         prepare = Prepare(augmentation.draw, change, self.preprocessing.normalise)
-        return Step(self.encoder, self.loss, prepare, self.recipe.mixing)
+        return Step(self.encoder, self.loss, prepare, self.recipe.mixing, mirror=self.preprocessing.mirror)
 
     def _fit(self, trainer: L.Trainer, module: RetrievalTraining, data: TrainingData, checkpoint: Path | None) -> None:
         try:
-            trainer.fit(module, datamodule=data, ckpt_path=checkpoint, weights_only=True)
+            with _heard(module):
+                trainer.fit(module, datamodule=data, ckpt_path=checkpoint, weights_only=True)
         except (KeyboardInterrupt, SystemExit):
             # The trainer turns Ctrl-C into an exit of its own.
             if not (self.folder / LAST).exists():
@@ -274,8 +280,6 @@ class _Run:
         wanted = self.settings.trainer
         on_gpu = self.device.type == "cuda"
         precision: Any = self._precision
-        if precision == "16-mixed" and self.recipe.sharpness.radius:
-            raise ConfigError("recipe.sharpness needs gradients of the full range: use trainer.precision=bf16-mixed.")
         use_repeatable_kernels()
         averaging = Averaging(self.recipe.averaging) if self.recipe.averaging else None
         loggers: list[Logger] = []
@@ -357,6 +361,25 @@ def _quiet() -> Iterator[None]:
         finally:
             for log, level in zip(logs, levels, strict=True):
                 log.setLevel(level)
+
+
+@contextmanager
+def _heard(module: RetrievalTraining) -> Iterator[None]:
+    """Ctrl-C raises wherever Python happens to be, also where that is ignored: then the next step raises again."""
+    alone = threading.current_thread() is threading.main_thread()  # no other may ask for signals
+    if not alone or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        module.stopped = True
+        signal.default_int_handler(number, frame)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextmanager

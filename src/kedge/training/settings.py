@@ -150,6 +150,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         _within("seed", self.seed, least=0, below=2**32)
+        if self.trainer.precision == "16-mixed" and self.recipe.sharpness.radius:
+            raise ConfigError("recipe.sharpness needs gradients of the full range: use trainer.precision=bf16-mixed.")
         every = self.validate_every
         if self.recipe.epochs % every:
             raise ConfigError(
@@ -161,6 +163,8 @@ class Settings:
     @property
     def validate_every(self) -> int:
         """So many epochs lie between two looks at the held-out images: as given, or so few that there are enough."""
+        if self.split.holdout == 0:
+            return 1
         if self.split.validate_every is not None:
             return self.split.validate_every
         if self.recipe.schedule.name == "plateau":

@@ -14,23 +14,34 @@ class Climb:
     """Moves a network's weights up their gradient, and back again."""
 
     def __init__(self, network: nn.Module, radius: float) -> None:
-        self.radius = radius
+        self.network, self.radius = network, radius
         self.up = False
         """Whether the weights are away from their place."""
-        self.weights: list[Tensor] = [parameter for parameter in network.parameters() if parameter.requires_grad]
-        # Statistics too: a second look at the same batch must not count twice.
-        self._changing = [*self.weights, *(value for value in network.buffers() if value.is_floating_point())]
+        self._changing: list[Tensor] = []
         self._kept: list[Tensor] = []
 
+    @property
+    def weights(self) -> list[Tensor]:
+        """What moves."""
+        return [parameter for parameter in self.network.parameters() if parameter.requires_grad]
+
     @torch.no_grad()
-    def ascend(self, gradients: Sequence[Tensor]) -> None:
+    def ascend(self, gradients: Sequence[Tensor | None]) -> None:
         """Move by `radius`, all weights together, in the direction of `gradients`."""
-        self._kept = self._kept or [torch.empty_like(value) for value in self._changing]
+        pairs = [(weight, slope) for weight, slope in zip(self.weights, gradients, strict=True) if slope is not None]
+        if not pairs:
+            return
+        if not self._kept:
+            # Statistics too: a second look at the same batch must not count twice. Only now: a network that is moved
+            # to a device gets new ones.
+            statistics = (value for value in self.network.buffers() if value.is_floating_point())
+            self._changing = [*self.weights, *statistics]
+            self._kept = [torch.empty_like(value) for value in self._changing]
         torch._foreach_copy_(self._kept, self._changing)
         self.up = True
-        length = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(gradients))))
-        steps = torch._foreach_mul(list(gradients), self.radius / (length + 1e-12))
-        torch._foreach_add_(self.weights, list(steps))
+        weights, slopes = (list(part) for part in zip(*pairs, strict=True))
+        length = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(slopes)))
+        torch._foreach_add_(weights, list(torch._foreach_mul(slopes, self.radius / (length + 1e-12))))
 
     @torch.no_grad()
     def descend(self) -> None:

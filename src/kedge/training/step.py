@@ -49,10 +49,14 @@ class Outcome(NamedTuple):
 class Step(nn.Module):
     """The forward half of a training step."""
 
-    def __init__(self, network: nn.Module, loss: RetrievalLoss, prepare: Prepare, mixing: Mixing) -> None:
+    def __init__(
+        self, network: nn.Module, loss: RetrievalLoss, prepare: Prepare, mixing: Mixing, *, mirror: bool = False
+    ) -> None:
         super().__init__()
         self.network, self.loss = network, loss
         self.prepare, self.mixing = prepare, mixing
+        self.mirror = mirror
+        """Whether the model will look at mirrored pictures too."""
 
     def draw(self, inputs: Tensor, chance: torch.Generator) -> Draws:
         """The numbers of one step."""
@@ -70,6 +74,12 @@ class Step(nn.Module):
             return Embedded(self.network(images), None)
         mixed = self.mixing.apply(images, draws.mixing)
         return Embedded(self.network(mixed.images), (mixed.partners, mixed.weights))
+
+    def look(self, inputs: Tensor) -> Tensor:
+        """The embeddings that the model will give."""
+        images = self.prepare.plain(inputs)
+        found: Tensor = self.network(images, mirror=True) if self.mirror else self.network(images)
+        return found
 
     def compare(self, embedded: Embedded, labels: Tensor) -> Outcome:
         """What the loss says of embeddings."""
