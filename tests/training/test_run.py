@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,19 @@ def change_loss(monkeypatch: pytest.MonkeyPatch, change: Callable[[int, torch.Te
 
 def start_process(folder: Path, overrides: list[str]) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "kedge", "train", *overrides, f"hydra.run.dir={folder}"]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    # Whoever runs the tests in the background may have told them to ignore Ctrl-C.
+    with ears():
+        return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+
+
+@contextlib.contextmanager
+def ears() -> Iterator[None]:
+    """Ctrl-C is heard, here and in processes that are started meanwhile."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def wait_for(condition: object, process: subprocess.Popen[str], seconds: float = 120) -> None:
@@ -350,9 +362,10 @@ def test_ctrl_c_is_heard_wherever_it_falls(tiny: list[str], tmp_path: Path, monk
                 signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(History, "on_train_epoch_end", ignored)
-    with pytest.raises(Interrupted, match="Stopped after 1 of 3 epochs"):
-        train(overrides=tiny, folder=tmp_path)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    with ears():
+        with pytest.raises(Interrupted, match="Stopped after 1 of 3 epochs"):
+            train(overrides=tiny, folder=tmp_path)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     monkeypatch.undo()
     resume_run(tmp_path)
     assert len(history(tmp_path)) == 3
