@@ -61,13 +61,13 @@ class Case(NamedTuple):
 
 
 CASES = {
-    "resnet18-512": Case("resnet18", 512, 32, 30, modes=("graph", "reduce-overhead", "default")),
-    "resnet18-2048": Case("resnet18", 2048, 32, 30),
-    "resnet50-512": Case("resnet50", 512, 32, 10),
+    "resnet18-512": Case("resnet18", 512, 32, 20, modes=("graph", "reduce-overhead", "default")),
+    "resnet18-2048": Case("resnet18", 2048, 32, 20),
+    "resnet50-512": Case("resnet50", 512, 32, 5),
     "swin_t-224": Case("swin_t", 128, 224, 6, shots=80),
 }
 QUICK = {"resnet10-64": Case("resnet10", 64, 32, 3, shots=10, modes=("default",))}
-SECONDS = 4.0
+SECONDS = 3.0
 """For which a rival is timed: a GPU that has just begun is faster than one at work."""
 PATIENCE = 240.0
 """Seconds for compiling and, later, for timing a case's rivals: one that hangs must not cost the others' figures."""
