@@ -8,6 +8,7 @@ import inspect
 import json
 import re
 import sys
+import threading
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -47,19 +48,23 @@ CONFIG = "config.yaml"
 DATASET = "dataset.json"
 """The file in a run's folder that says on which pictures: name and fingerprint."""
 
+_ALONE = threading.RLock()
+"""Hydra's state is one for the whole process."""
+
 
 def compose(overrides: Sequence[str] = ()) -> DictConfig:
     """The training configuration with `overrides` applied, Hydra's own part included."""
-    # A program that calls us may be a Hydra application itself.
-    theirs = Singleton.get_state()
-    GlobalHydra.instance().clear()
-    try:
-        with initialize_config_module("kedge.config", version_base="1.3"):
-            return hydra_compose("train", overrides=list(overrides), return_hydra_config=True)
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
-        raise ConfigError(_sentence(error)) from error
-    finally:
-        Singleton.set_state(theirs)
+    with _ALONE:
+        # A program that calls us may be a Hydra application itself.
+        theirs = Singleton.get_state()
+        GlobalHydra.instance().clear()
+        try:
+            with initialize_config_module("kedge.config", version_base="1.3"):
+                return hydra_compose("train", overrides=list(overrides), return_hydra_config=True)
+        except (HydraException, OmegaConfBaseException, ValueError) as error:
+            raise ConfigError(_sentence(error)) from error
+        finally:
+            Singleton.set_state(theirs)
 
 
 def expand(overrides: Sequence[str]) -> list[list[str]]:

@@ -172,7 +172,8 @@ class History(Callback):
         writer = csv.DictWriter(table, list(dict.fromkeys(name for line in self._rows for name in line)))
         writer.writeheader()
         writer.writerows(self._rows)
-        with whole_file(self.path) as stream:
+        # A checkpoint holds the rows too: there is no need to wait for the disk.
+        with whole_file(self.path, at_once=False) as stream:
             stream.write(table.getvalue().encode())
 
 

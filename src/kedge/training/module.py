@@ -61,6 +61,7 @@ class RetrievalTraining(L.LightningModule):
         self._names: tuple[str, ...] = ()
         self._totals: Tensor | None = None
         self._steps = 0
+        self._means: tuple[int, dict[str, float]] = (0, {})
         self._warned = False
         self.saved_epochs = 0
         """How many epochs the last checkpoint holds."""
@@ -94,7 +95,7 @@ class RetrievalTraining(L.LightningModule):
         torch.manual_seed(seed_of(self.seed, self.current_epoch, 1))
         # On the device itself: numbers drawn elsewhere would have to be waited for.
         self._chance = torch.Generator(self.device).manual_seed(seed_of(self.seed, self.current_epoch, 2))
-        self._totals, self._steps = None, 0
+        self._totals, self._steps, self._means = None, 0, (0, {})
         self.validated = False
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
@@ -148,25 +149,35 @@ class RetrievalTraining(L.LightningModule):
 
     def on_train_epoch_end(self) -> None:
         """Log the epoch's means, refuse to go on with broken numbers, move the rate."""
-        means = self.running_means()
         # The weights too: the last step of an epoch may break them without breaking a loss that was seen.
         weights = [value for value in self.state_dict().values() if value.is_floating_point()]
         whole = torch.stack(torch._foreach_norm(weights)).isfinite().all()
+        anchors = getattr(self.loss, "anchors", None)
+        if isinstance(anchors, Tensor):
+            far = (anchors.detach() - anchors.detach().mean(0)).square().sum(1).mean()
+        # All of that was asked for before the first answer, which waits until the device has finished.
+        means = self.running_means()
         if not all(map(math.isfinite, means.values())) or not whole:
             raise self._not_finite()
-        self._warn_if_idle(means)
-        self.log_dict({f"train/{name}": value for name, value in self.shown(means).items()})
+        if isinstance(anchors, Tensor):
+            self._warn_if_idle(means["_spread"], float(far))
+        shown = {f"train/{name}": value for name, value in self.shown(means).items()}
+        for logger in self.loggers:
+            logger.log_metrics({"epoch": float(self.current_epoch), **shown}, self.global_step)
         scheduler = self.lr_schedulers()
         if isinstance(scheduler, ReduceLROnPlateau):
             # Stepped here, not by the trainer, which would do so after the checkpoint is written.
             target = self.target[0]
-            scheduler.step(means["loss"] if target == "train/loss" else self.trainer.callback_metrics[target])
+            if target in shown:
+                self.log(target, shown[target], logger=False)
+            scheduler.step(shown[target] if target in shown else self.trainer.callback_metrics[target])
 
     def running_means(self) -> dict[str, float]:
-        """The epoch's means so far; reading them waits for the device."""
-        if self._totals is None:
-            return {}
-        return dict(zip(self._names, (self._totals / self._steps).tolist(), strict=True))
+        """The epoch's means so far; reading new ones waits for the device."""
+        if self._totals is not None and self._means[0] != self._steps:
+            means = (self._totals / self._steps).tolist()
+            self._means = self._steps, dict(zip(self._names, means, strict=True))
+        return self._means[1]
 
     @staticmethod
     def shown(means: dict[str, float]) -> dict[str, float]:
@@ -181,14 +192,12 @@ class RetrievalTraining(L.LightningModule):
             f"recipe.optimizer.lr (now {self.recipe.optimizer.lr:g}) and start again."
         )
 
-    def _warn_if_idle(self, means: dict[str, float]) -> None:
+    def _warn_if_idle(self, spread: float, anchors: float) -> None:
         """Say so when the embeddings sit at the mean of the anchors (most of training must not pass like that)."""
-        anchors = getattr(self.loss, "anchors", None)
         epoch = self.current_epoch + 1
-        if not isinstance(anchors, Tensor) or self._warned or epoch < max(2, round(self.recipe.epochs / 10)):
+        if self._warned or epoch < max(2, round(self.recipe.epochs / 10)):
             return
-        spread = (anchors.detach() - anchors.detach().mean(0)).square().sum(1).mean().item()
-        share = means["_spread"] / spread if spread > 0 else 1.0
+        share = spread / anchors if anchors > 0 else 1.0
         if share < 0.05:
             self._warned = True
             L.pytorch.utilities.rank_zero_warn(
