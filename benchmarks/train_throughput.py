@@ -5,13 +5,15 @@
 
 DATA.npz holds 32 × 32 pictures (x_train, y_train, x_test, y_test, classes). For each network:
 
-- kedge: `kedge train recipe=kedge` from the second epoch on, with augmentation, validation, history, checkpoints;
+- kedge: `kedge train recipe=kedge` with augmentation, validation, history and, where no checkpoint was due, the share
+  of the time that they may take; from the first look at the held-out images to the last one;
 - bare: the same network, loss and optimiser on one batch that never changes, in its fastest way to be compiled, with
   cuDNN's kernels chosen as `kedge train` does (so that a seed means a result);
 - bare, searched: the same with whatever kernels cuDNN finds fastest;
 - usual: the same augmentation as torchvision transforms on 16 worker processes, eager in bfloat16;
 - usual, ProxyAnchor: the same with pytorch-metric-learning's loss, where that is installed.
 
+One network is trained with TrivialAugmentWide in addition, which is more work for whoever augments.
 What must be compiled gets ready side by side; then all are timed one by one.
 """
 
@@ -36,6 +38,7 @@ from kedge.config.compose import compose
 from kedge.encoders import build_encoder
 from kedge.losses import CAMLoss
 from kedge.reproduce.machine import describe
+from kedge.training.callbacks import BestAndLast
 from kedge.training.compiling import use_repeatable_kernels
 from kedge.training.settings import Settings
 from runs import history, kedge, seconds
@@ -56,15 +59,20 @@ class Case(NamedTuple):
     epochs: int
     shots: int | None = None
     """Pictures per class; all of them if None."""
+    holdout: float = 0.1
+    """Of all pictures, so many are held out: a ninth of those that are trained on."""
+    trivial: bool = False
+    """Whether TrivialAugmentWide comes on top of the recipe's augmentation."""
     modes: tuple[str, ...] = ("graph",)
     """Ways to compile the bare step: forward and backward recorded as one CUDA graph, and torch's own modes."""
 
 
 CASES = {
-    "resnet18-512": Case("resnet18", 512, 32, 20, modes=("graph", "reduce-overhead", "default")),
-    "resnet18-2048": Case("resnet18", 2048, 32, 20),
-    "resnet50-512": Case("resnet50", 512, 32, 5),
-    "swin_t-224": Case("swin_t", 128, 224, 6, shots=80),
+    "resnet18-512": Case("resnet18", 512, 32, 25, modes=("graph", "reduce-overhead", "default")),
+    "resnet18-2048": Case("resnet18", 2048, 32, 25),
+    "resnet18-2048-trivial": Case("resnet18", 2048, 32, 15, trivial=True),
+    "resnet50-512": Case("resnet50", 512, 32, 10),
+    "swin_t-224": Case("swin_t", 128, 224, 10, shots=80, holdout=0.0178),
 }
 QUICK = {"resnet10-64": Case("resnet10", 64, 32, 3, shots=10, modes=("default",))}
 SECONDS = 3.0
@@ -79,7 +87,6 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("--only", nargs="+", choices=CASES)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--holdout", type=float, default=0.1, help="share of the pictures that is validated with")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--rival", nargs=3, metavar=("CASE", "KIND", "READY"), help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -91,7 +98,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         rivals = {name: [Rival(name, kind, given.data, Path(folder)) for kind in ("bare", "loops")] for name in cases}
         with ThreadPoolExecutor() as pool:  # a first epoch each, so that what is compiled lies in the cache
-            list(pool.map(lambda case: kedge_train(case._replace(epochs=1), given.data, given.holdout), cases.values()))
+            list(pool.map(lambda case: kedge_train(case._replace(epochs=1), given.data), cases.values()))
         say("Kedge's steps are compiled")
         for one in rivals.values():
             for rival in one:
@@ -100,10 +107,10 @@ def main() -> None:
         rows = {}
         for name, case in cases.items():
             times = {way: speed for rival in rivals[name] for way, speed in rival.timed().items()}
-            rows[name] = compared(case, kedge_train(case, given.data, given.holdout), times)
+            rows[name] = compared(case, kedge_train(case, given.data), times)
             print(name, json.dumps(rows[name]), flush=True)
             if not given.quick:  # after each, so that an interruption loses one
-                record = {"images_per_second": rows, "holdout": given.holdout, "machine": describe()}
+                record = {"images_per_second": rows, "machine": describe()}
                 given.out.parent.mkdir(parents=True, exist_ok=True)
                 given.out.write_text(json.dumps(record, indent=1) + "\n")
 
@@ -123,22 +130,26 @@ def compared(case: Case, own: float, times: dict[str, float]) -> dict[str, Any]:
     return {**case._asdict(), **found}
 
 
-def kedge_train(case: Case, data: Path, holdout: float) -> float:
+def kedge_train(case: Case, data: Path) -> float:
     """Images per second of the command itself, from its own history."""
-    # Validated as often as in the recipe's own number of epochs.
-    every = Settings.from_config(compose([f"encoder={case.encoder}", "recipe=kedge"])).validate_every
+    recipe = ["recipe=kedge", f"encoder={case.encoder}", f"recipe.augmentation.trivial={str(case.trivial).lower()}"]
+    every = Settings.from_config(compose(recipe)).validate_every  # as in the recipe's own number of epochs
+    every = every if case.epochs % every == 0 else 1
     overrides = [
-        *("dataset=arrays", f"dataset.path={data.resolve()}", f"encoder={case.encoder}", "recipe=kedge"),
+        *("dataset=arrays", f"dataset.path={data.resolve()}", *recipe),
         *(f"recipe.batch_size={case.batch}", f"recipe.epochs={case.epochs}", f"recipe.size={case.size}"),
-        *("encoder.weights=null", f"split.shots={case.shots or 'null'}", f"split.holdout={holdout}"),
-        f"split.validate_every={every if case.epochs % every == 0 else 1}",
+        *("encoder.weights=null", f"split.shots={case.shots or 'null'}", f"split.holdout={case.holdout}"),
+        f"split.validate_every={every}",
     ]
     with tempfile.TemporaryDirectory() as scratch:
         run = Path(scratch, "run")
         kedge("train", *overrides, f"hydra.run.dir={run}")
         rows, times = history(run), seconds(run)
-    steps = int(rows[-1]["step"]) - int(rows[0]["step"])
-    return round(steps * case.batch / sum(times[1:]), 1) if steps else 0.0
+    if case.epochs == every:
+        return 0.0
+    # The first look and the first checkpoint come with the start; how seldom the next ones are is known.
+    steps = int(rows[-1]["step"]) - int(rows[every - 1]["step"])
+    return round(steps * case.batch / (sum(times[every:]) * (1 + BestAndLast.SHARE)), 1)
 
 
 class Rival:
@@ -278,7 +289,7 @@ def loader_of(case: Case, data: Path) -> Iterator[Any]:
     """Batches without end, from torchvision transforms in worker processes."""
     recipe = compose([f"encoder={case.encoder}", "recipe=kedge"]).recipe
     loader = torch.utils.data.DataLoader(
-        Pictures(data, case.size, recipe.augmentation),
+        Pictures(data, case.size, recipe.augmentation.crop_padding, trivial=case.trivial),
         case.batch,
         shuffle=True,
         drop_last=True,
@@ -322,7 +333,7 @@ def mixed(share: float) -> Callable[[list[Any]], tuple[Tensor, Tensor]]:
 class Pictures(torch.utils.data.Dataset[tuple[Tensor, int]]):
     """The training pictures with the recipe's augmentation, one at a time."""
 
-    def __init__(self, data: Path, size: int, wanted: Any) -> None:
+    def __init__(self, data: Path, size: int, padding: int, *, trivial: bool) -> None:
         from torchvision.transforms import v2
 
         with np.load(data) as arrays:
@@ -332,9 +343,9 @@ class Pictures(torch.utils.data.Dataset[tuple[Tensor, int]]):
         self.change = v2.Compose(
             [
                 v2.ToImage(),
-                v2.RandomCrop(32, padding=wanted.crop_padding),
+                v2.RandomCrop(32, padding=padding),
                 v2.RandomHorizontalFlip(),
-                *([v2.TrivialAugmentWide()] if wanted.trivial else []),
+                *([v2.TrivialAugmentWide()] if trivial else []),
                 *([v2.Resize(size)] if size != self.images.shape[1] else []),
                 v2.ToDtype(torch.float32, scale=True),
             ]
