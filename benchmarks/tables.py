@@ -59,10 +59,16 @@ def table(record: dict[str, Any]) -> str:
     last = f"besides `{' '.join(common)}`" if common else "overrides"
     lines = [f"| run | {' | '.join(COLUMNS)} | {last} |", f"|---|{'---|' * (len(COLUMNS) + 1)}"]
     for name, runs in groups.items():
-        cells = [cell([scores(run)[method].get(metric) for run in runs]) for method, metric in COLUMNS.values()]
-        own = " ".join(f"`{word}`" for word in words[name] if word not in common)
-        lines.append(f"| {name} | {' | '.join(cells)} | {own} |")
+        own = [word for word in words[name] if word not in common]
+        lines.append(row(name, [scores(run) for run in runs], own))
+        if without := [run["test_without_mirror"] for run in runs if "test_without_mirror" in run]:
+            lines.append(row(f"{name}, one look", without, own))
     return "\n".join(lines) + "\n"
+
+
+def row(name: str, found: list[dict[str, Any]], own: list[str]) -> str:
+    cells = [cell([one[method].get(metric) for one in found]) for method, metric in COLUMNS.values()]
+    return f"| {name} | {' | '.join(cells)} | {' '.join(f'`{word}`' for word in own)} |"
 
 
 def scores(run: dict[str, Any]) -> dict[str, Any]:
