@@ -14,10 +14,12 @@ if TYPE_CHECKING:
     from kedge.gallery import Gallery
     from kedge.losses import CAMLoss, ContrastiveLoss, CrossEntropyLoss
     from kedge.model import Model
+    from kedge.serving.client import Client
     from kedge.training import train
 
 __all__ = [
     "CAMLoss",
+    "Client",
     "ContrastiveLoss",
     "CrossEntropyLoss",
     "Gallery",
@@ -37,6 +39,7 @@ except PackageNotFoundError:  # run from a source tree that is not installed
 # Public names are imported on first use: `import kedge` and `kedge --help` load none of the heavy libraries.
 _HOMES = {
     "CAMLoss": "kedge.losses",
+    "Client": "kedge.serving.client",
     "ContrastiveLoss": "kedge.losses",
     "CrossEntropyLoss": "kedge.losses",
     "Gallery": "kedge.gallery",

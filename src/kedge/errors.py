@@ -10,6 +10,7 @@ __all__ = [
     "KedgeError",
     "ModelError",
     "PictureError",
+    "ServiceError",
     "TrainingError",
     "WeightsError",
 ]
@@ -45,6 +46,10 @@ class ModelError(KedgeError):
 
 class GalleryError(KedgeError):
     """A gallery folder that is missing, damaged, foreign, too new or in use."""
+
+
+class ServiceError(KedgeError):
+    """A server that does not answer, or refuses."""
 
 
 class TrainingError(KedgeError):

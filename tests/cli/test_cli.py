@@ -4,6 +4,7 @@ import csv
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ def test_nothing_heavy_is_imported(code: str) -> None:
 def test_help_and_version() -> None:
     shown = kedge("--help")
     assert shown.returncode == 0
-    for verb in ("train", "evaluate", "demo", "index", "search", "remove", "info", "optimize"):
+    for verb in ("train", "evaluate", "demo", "index", "search", "remove", "info", "optimize", "serve"):
         assert verb in shown.stdout
     assert kedge("--version").stdout.startswith("kedge ")
 
@@ -105,15 +106,7 @@ def test_a_failing_job_does_not_end_the_sweep(tiny: list[str], tmp_path: Path) -
     ("arguments", "sentence"),
     [
         (["train", "loss=cam,arcfase", "-m"], "supcon, triplet, found 'arcfase'."),
-        (["train", "recipe.foo=1", "-m"], "There is no recipe.foo"),
         (["evaluate", "nowhere", "foo"], "nowhere"),
-        (["train", "loss=arcfase"], "loss must be one of arcface, cam, center, contrastive, cosface, cross_entropy"),
-        (["train", "nowhere/"], "nowhere/ is neither a folder of pictures nor an .npz file."),
-        (["train", "dataset=folder", "dataset.path=nowhere"], "nowhere"),
-        (["train", "--resume", "nowhere"], "nowhere is no run"),
-        (["train", "--resume", "nowhere", "seed=1"], "--resume takes the run's own settings"),
-        (["evaluate", "nowhere"], "nowhere"),
-        (["evaluate", "nowhere", "dataset=svhn", "--held-out"], "leave out the overrides"),
     ],
 )
 def test_bad_input_is_one_sentence(arguments: list[str], sentence: str, tmp_path: Path) -> None:
@@ -124,6 +117,25 @@ def test_bad_input_is_one_sentence(arguments: list[str], sentence: str, tmp_path
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["train", "recipe.foo=1", "-m"], "There is no recipe.foo"),
+        (["train", "loss=arcfase"], "loss must be one of arcface, cam, center, contrastive, cosface, cross_entropy"),
+        (["train", "nowhere/"], "nowhere/ is neither a folder of pictures nor an .npz file."),
+        (["train", "dataset=folder", "dataset.path=nowhere"], "nowhere"),
+        (["train", "--resume", "nowhere"], "nowhere is no run"),
+        (["train", "--resume", "nowhere", "seed=1"], "--resume takes the run's own settings"),
+        (["evaluate", "nowhere"], "nowhere"),
+        (["evaluate", "nowhere", "dataset=svhn", "--held-out"], "leave out the overrides"),
+    ],
+)
+def test_so_is_more_bad_input(arguments: list[str], sentence: str, refused: Callable[..., str]) -> None:
+    said = refused(*arguments)
+    assert sentence in said
+    assert said.startswith("kedge: ")
+
+
 def test_demo(tmp_path: Path) -> None:
     small = ["recipe.epochs=1", "encoder.stem=imagenet", "recipe.batch_size=256"]
     done = kedge("demo", "--folder", "out", *small, cwd=tmp_path)
@@ -131,3 +143,6 @@ def test_demo(tmp_path: Path) -> None:
     assert (tmp_path / "out/top6.png").stat().st_size > 10_000
     for loss in ("cam", "cross_entropy"):
         assert json.loads((tmp_path / f"out/{loss}/metrics.json").read_text())["queries"] == 1000
+    assert (tmp_path / "out/gallery").is_dir()
+    assert len(list((tmp_path / "out/queries").rglob("*.png"))) == 200
+    assert "kedge serve out/gallery" in done.stdout

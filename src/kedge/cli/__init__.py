@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from kedge.cli import audit, demo, evaluate, index, info, optimize, remove, reproduce, search, train
+from kedge.cli import audit, demo, evaluate, index, info, optimize, remove, reproduce, search, serve, train
 from kedge.errors import KedgeError
 
 __all__ = ["app", "main"]
@@ -18,7 +18,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for verb in (train, evaluate, demo, index, search, remove, info, optimize, audit, reproduce):
+for verb in (train, evaluate, demo, index, search, remove, info, optimize, audit, serve, reproduce):
     verb.register(app)
 
 

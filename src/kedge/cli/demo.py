@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from kedge.datasets import Dataset, Pictures
+    from kedge.model import Model
 
 __all__ = ["register"]
 
 _LOSSES = {"cam": "class anchors", "cross_entropy": "cross-entropy"}
 _QUERIES = 8
+_SHELF = 200
+"""So many pictures of each class go into the gallery, and a tenth as many beside it to ask with."""
 
 
 def register(app: typer.Typer) -> None:
@@ -23,7 +29,7 @@ def demo(
     folder: Annotated[Path | None, typer.Option(help="Where to leave everything; by default below runs/demo.")] = None,
     overrides: Annotated[list[str] | None, typer.Argument(help="Overrides, such as recipe.epochs=3.")] = None,
 ) -> None:
-    """Train with class anchors and with cross-entropy on the bundled sample, and compare."""
+    """Train with class anchors and with cross-entropy on the bundled sample, compare, and build a gallery."""
     from rich.console import Console
 
     from kedge.datasets import sample
@@ -47,3 +53,38 @@ def demo(
     retrieval_grid(dataset, queries, hits).savefig(picture)
     typer.echo(f"The first hits of both, side by side: {picture}")
     typer.echo(f"The models: {' and '.join(str(folder / loss / 'model') for loss in _LOSSES)}")
+    anchored = models[_LOSSES["cam"]]
+    _build_gallery(folder, anchored, dataset)
+    typer.echo(f"A gallery, and pictures to ask with: {folder / 'gallery'} and {folder / 'queries'}")
+    typer.echo(f"Open it as a page: kedge serve {folder / 'gallery'}")
+
+
+def _build_gallery(folder: Path, model: Model, dataset: Dataset) -> None:
+    from kedge.gallery import Gallery
+
+    gallery = Gallery.create(folder / "gallery", model, thumbnails=64)
+    gallery.add(*_as_files(folder / "pictures", dataset.train, dataset.classes, _SHELF))
+    queries, _ = _as_files(folder / "queries", dataset.test, dataset.classes, _SHELF // 10)
+    gallery.calibrate(queries)
+    gallery.optimize()
+
+
+def _as_files(
+    folder: Path, pictures: Pictures, classes: tuple[str, ...], most: int
+) -> tuple[list[Path], list[str | None]]:
+    """The first pictures of each class as files, with their labels."""
+    import numpy as np
+    from PIL import Image
+
+    files: list[Path] = []
+    labels: list[str | None] = []
+    for label, name in enumerate(classes):
+        own = folder / name.replace("/", "-")
+        own.mkdir(parents=True, exist_ok=True)
+        rows = np.flatnonzero(np.asarray(pictures.labels) == label)[:most]
+        images, _ = pictures.__getitems__(rows.tolist())
+        for number, image in enumerate(images):
+            files.append(own / f"{number:03d}.png")
+            Image.fromarray(image.permute(1, 2, 0).numpy()).save(files[-1])
+            labels.append(name)
+    return files, labels

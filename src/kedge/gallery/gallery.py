@@ -154,6 +154,16 @@ class Gallery:
         content: bytes | None = self._rows(id, ["thumbnail"]).column("thumbnail")[0].as_py()
         return content
 
+    def vector(self, id: int) -> np.ndarray:
+        """The embedding of one item."""
+        found: np.ndarray = embeddings_of(self._rows(id, ["embedding"]), self.dim)[0]
+        return found
+
+    def ids(self, where: str | None = None) -> list[int]:
+        """The items that match, such as `"label = 'cat'"`, in order."""
+        self._record.refresh()
+        return sorted(self._record.columns(["id"], where).column("id").to_pylist())
+
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """All items, some thousand at a time: id, path, label, hash, embedding, thumbnail and metadata."""
         self._record.refresh()
@@ -272,7 +282,7 @@ class Gallery:
         without = None
         if isinstance(query, (int, np.integer)) and not isinstance(query, bool):
             without = int(query)
-            vector: np.ndarray = embeddings_of(self._rows(without, ["embedding"]), self.dim)[0]
+            vector = self.vector(without)
         elif isinstance(query, np.ndarray) and query.ndim == 1:
             vector = query
         elif self.model is None:
@@ -290,9 +300,11 @@ class Gallery:
         probes: int = 1,
         at_least: int = 0,
         where: str | None = None,
+        *,
+        without: int | None = None,
     ) -> list[Result]:
-        """The k nearest items of each vector."""
-        return self._search(self.snapshot(), self._checked(queries), k, method, probes, at_least, where, None)
+        """The k nearest items of each vector, but for one that is left out."""
+        return self._search(self.snapshot(), self._checked(queries), k, method, probes, at_least, where, without)
 
     def _search(
         self,

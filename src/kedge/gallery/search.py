@@ -109,7 +109,7 @@ class Snapshot:
         order = self.anchors.nearest(queries, len(self.anchors) if at_least else probes)
         if not at_least:
             return list(order)
-        held = self._held(masks)
+        held = self.held(masks)
         reached = [np.searchsorted(np.cumsum(held[row]), at_least) + 1 for row in order]
         return [row[: max(probes, count)] for row, count in zip(order, reached, strict=True)]
 
@@ -168,7 +168,7 @@ class Snapshot:
         ids, paths, labels = lists.describe(rows + where.start)
         return Columns(ids, paths, labels, np.sqrt(squares).tolist(), homes)
 
-    def _held(self, masks: Masks) -> np.ndarray:
+    def held(self, masks: Masks) -> np.ndarray:
         """How many items each list holds."""
         held = np.zeros(len(self.anchors), np.int64)
         for part, mask in zip(self.parts, masks, strict=True):

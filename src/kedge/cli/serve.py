@@ -1,0 +1,66 @@
+"""`kedge serve`: a gallery as a web page and an HTTP API."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command("serve")(serve)
+
+
+def serve(
+    gallery: Annotated[Path, typer.Argument(help="The gallery's folder.")],
+    host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 for all of them.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 8000,
+    writable: Annotated[
+        bool, typer.Option("--writable", help="Pictures can be added and removed, by whoever has the key.")
+    ] = False,
+    key_file: Annotated[
+        Path | None, typer.Option(help="A file with the key that every request must know; or set KEDGE_KEY.")
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(help="A name by which the server is called, such as pictures.example.org.")
+    ] = None,
+    allow_origin: Annotated[
+        list[str] | None, typer.Option(help="Another site whose pages may call the API, such as https://example.org.")
+    ] = None,
+    max_upload: Annotated[int, typer.Option(min=1, help="MiB that a picture may have.")] = 20,
+    waiting: Annotated[int, typer.Option(min=1, help="Requests at once; more are told to come back.")] = 128,
+    batch: Annotated[int, typer.Option(min=1, help="Pictures that go through the encoder at once.")] = 32,
+) -> None:
+    """Open a gallery to browsers and programs."""
+    import os
+    import secrets
+
+    # Before torch is loaded: the encoder's threads share the cores with those that read, search and answer.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+    from rich.console import Console
+
+    from kedge.errors import ConfigError
+    from kedge.serving.settings import Settings, read_key
+
+    try:
+        from kedge.serving.run import serve as run
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"kedge serve needs {error.name}: pip install 'kedge[serve]'") from error
+    key = read_key(key_file)
+    generated = writable and key is None
+    settings = Settings(
+        key=secrets.token_urlsafe(24) if generated else key,
+        writable=writable,
+        hosts=tuple(allow_host or ()),
+        origins=tuple(allow_origin or ()),
+        max_bytes=max_upload * 2**20,
+        waiting=waiting,
+        batch=batch,
+    )
+    console = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
+    run(gallery, settings, host=host, port=port, generated=generated, console=console)

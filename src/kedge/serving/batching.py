@@ -1,0 +1,95 @@
+"""Pictures that arrive together go through the encoder together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kedge.model import Model
+from kedge.serving.errors import Refused
+from kedge.serving.metrics import Metrics
+
+__all__ = ["Gate", "SharedEncoder"]
+
+
+class Gate:
+    """Lets so many requests in, each for so many seconds; the others are told to come back."""
+
+    def __init__(self, most: int, seconds: float, metrics: Metrics) -> None:
+        self._most, self._seconds, self._metrics = most, seconds, metrics
+        self._inside = 0
+
+    @asynccontextmanager
+    async def entered(self) -> AsyncIterator[None]:
+        """Be one of those inside."""
+        if self._inside >= self._most:
+            self._metrics.refused.inc()
+            raise Refused(HTTPStatus.TOO_MANY_REQUESTS, "The server is busy: try again in a moment.")
+        self._inside += 1
+        self._metrics.inside.set(self._inside)
+        try:
+            async with asyncio.timeout(self._seconds):
+                yield
+        except TimeoutError:
+            raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, "That took too long: try again.") from None
+        finally:
+            self._inside -= 1
+            self._metrics.inside.set(self._inside)
+
+
+class SharedEncoder:
+    """One encoder for all requests.
+
+    Nobody waits for others to come: whatever has arrived while a batch was worked on is the next one.
+    """
+
+    def __init__(self, model: Model, most: int, metrics: Metrics) -> None:
+        self._model, self._most, self._metrics = model, most, metrics
+        self._waiting: deque[tuple[Tensor, asyncio.Future[np.ndarray]]] = deque()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="encoder")
+        self._worker: asyncio.Task[None] | None = None
+
+    async def embed(self, pixels: Tensor) -> np.ndarray:
+        """The embedding of one picture of the size that the encoder wants."""
+        promised = asyncio.get_running_loop().create_future()
+        self._waiting.append((pixels, promised))
+        if self._worker is None or self._worker.done():
+            self._worker = asyncio.create_task(self._work())
+        found: np.ndarray = await promised
+        return found
+
+    async def _work(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._waiting:
+            # Whoever gave up meanwhile needs no answer.
+            some = [self._waiting.popleft() for _ in range(min(self._most, len(self._waiting)))]
+            some = [(pixels, promised) for pixels, promised in some if not promised.done()]
+            if not some:
+                continue
+            self._metrics.batch.observe(len(some))
+            try:
+                found = await loop.run_in_executor(self._thread, self._embed, [pixels for pixels, _ in some])
+            except Exception as error:
+                for _, promised in some:
+                    if not promised.done():
+                        promised.set_exception(error)
+                continue
+            for vector, (_, promised) in zip(found, some, strict=True):
+                if not promised.done():
+                    promised.set_result(vector)
+
+    def _embed(self, several: list[Tensor]) -> np.ndarray:
+        found: np.ndarray = self._model.embed_pixels(torch.stack(several)).float().cpu().numpy()
+        return found
+
+    def close(self) -> None:
+        """Let the thread go."""
+        self._thread.shutdown()

@@ -1,0 +1,130 @@
+"""A client for the API, which needs nothing but Python's own library."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlencode, urlsplit
+from urllib.request import Request, urlopen
+
+from kedge.errors import ConfigError, ServiceError
+
+__all__ = ["Client"]
+
+_PICTURE = "application/octet-stream"
+_TRIES = 4
+
+
+class Client:
+    """Asks a server for what it knows; answers are what the API says, as dictionaries.
+
+    A server that is busy is asked again; everything else that goes wrong is a `ServiceError`.
+    """
+
+    def __init__(self, url: str = "http://127.0.0.1:8000", key: str | None = None, *, timeout: float = 60.0) -> None:
+        if urlsplit(url).scheme not in ("http", "https"):
+            raise ConfigError(f"url must begin with http:// or https://, found {url!r}.")
+        self.url = url.rstrip("/") + "/api/v1"
+        self.timeout = timeout
+        self._key = key
+
+    def info(self) -> dict[str, Any]:
+        """The facts of the gallery."""
+        return self._json("GET", "/info")
+
+    def classes(self) -> list[dict[str, Any]]:
+        """The labels and how many items have them."""
+        found: list[dict[str, Any]] = self._json("GET", "/classes")["classes"]
+        return found
+
+    def anchors(self) -> list[dict[str, Any]]:
+        """The anchors and how many items their lists hold."""
+        found: list[dict[str, Any]] = self._json("GET", "/anchors")["anchors"]
+        return found
+
+    def search(
+        self,
+        query: str | Path | bytes | int,
+        k: int = 20,
+        method: str = "two_stage",
+        probes: int = 1,
+        labels: Sequence[str] = (),
+    ) -> dict[str, Any]:
+        """What is most like a picture (a file or its bytes) or an item (its id)."""
+        asked = {"k": k, "method": method, "probes": probes, "label": list(labels)}
+        if isinstance(query, int):
+            return self._json("GET", f"/items/{query}/similar", asked)
+        return self._json("POST", "/search", asked, _content(query))
+
+    def items(self, label: str | None = None) -> Iterator[dict[str, Any]]:
+        """All items, or those with a label, in order of their ids."""
+        asked: dict[str, Any] = {"limit": 500} | ({} if label is None else {"label": label})
+        while True:
+            page = self._json("GET", "/items", asked)
+            yield from page["items"]
+            if page["next"] is None:
+                return
+            asked["after"] = page["next"]
+
+    def item(self, id: int) -> dict[str, Any]:
+        """One item."""
+        return self._json("GET", f"/items/{id}")
+
+    def thumbnail(self, id: int) -> bytes:
+        """A small copy of an item's picture, as JPEG."""
+        return self._bytes("GET", f"/items/{id}/thumbnail")
+
+    def add(self, picture: str | Path | bytes, label: str | None = None) -> dict[str, Any]:
+        """Add a picture to a writable gallery; the new item."""
+        return self._json("POST", "/items", {} if label is None else {"label": label}, _content(picture))
+
+    def remove(self, id: int) -> None:
+        """Remove an item from a writable gallery."""
+        self._bytes("DELETE", f"/items/{id}")
+
+    def _json(
+        self, method: str, path: str, query: dict[str, Any] | None = None, content: bytes | None = None
+    ) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self._bytes(method, path, query, content))
+        return found
+
+    def _bytes(
+        self, method: str, path: str, query: dict[str, Any] | None = None, content: bytes | None = None
+    ) -> bytes:
+        address = f"{self.url}{path}?{urlencode(query, doseq=True)}" if query else self.url + path
+        headers = {} if self._key is None else {"Authorization": f"Bearer {self._key}"}
+        headers |= {} if content is None else {"Content-Type": _PICTURE}
+        for left in reversed(range(_TRIES)):
+            try:
+                with urlopen(Request(address, content, headers, method=method), timeout=self.timeout) as answer:
+                    found: bytes = answer.read()
+                    return found
+            except HTTPError as error:
+                if error.code != 429 or left == 0:
+                    raise ServiceError(_sentence(error)) from error
+                time.sleep(min(5.0, float(error.headers.get("Retry-After") or 1)))
+            except (URLError, OSError) as error:
+                reason = getattr(error, "reason", error)
+                raise ServiceError(f"{self.url} does not answer: {reason}.") from error
+        raise AssertionError  # the last try has returned or raised
+
+
+def _content(picture: str | Path | bytes) -> bytes:
+    if isinstance(picture, bytes):
+        return picture
+    try:
+        return Path(picture).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{picture} cannot be read: {error.strerror or error}.") from error
+
+
+def _sentence(error: HTTPError) -> str:
+    try:
+        said = json.loads(error.read())
+        return str(said["error"])
+    except (ValueError, KeyError, TypeError, OSError):
+        return f"The server answered with {error.code} {error.reason}."

@@ -1,0 +1,422 @@
+"""A gallery as a map: every anchor an island, every item at a place in the plane that its embedding alone decides.
+
+Anchors that were trained apart are about equally far from one another, and a projection onto two directions throws
+them on one heap. So islands are laid out by who is whose neighbour, and an item is placed by its nearest anchors: on
+an island, or between those it lies between.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+import numpy as np
+
+from kedge.errors import ConfigError
+
+__all__ = ["Layout"]
+
+_DIGITS = 5
+"""Of a coordinate. The digits that are cut off are those that the shape of a matrix product changes."""
+_FEW = 4
+"""So many anchors have a say in where an item is."""
+_NEIGHBOURS = 4
+"""So many neighbours an island wants, or fewer where some are much more like it."""
+_STARTS = 4
+"""Of so many ways to begin, the one that ends best is taken; of one, where there are many islands."""
+_ENOUGH = 5
+"""An island of fewer items has no directions of its own."""
+_FILL = 0.55
+"""Half of an island's items are nearer to its middle than about this share of its radius."""
+_WARMEST, _COLDEST = 1 / 6, 1 / 60
+"""How wide borders are, as a share of the squared distance between neighbouring anchors."""
+_WORK = 2e8
+"""Pairs of anchors that may be looked at while islands find their place."""
+_ROWS = 512
+_TINY = 1e-12
+
+
+class Pairs(NamedTuple):
+    """Islands that want to be neighbours, each pair both ways round."""
+
+    one: np.ndarray
+    other: np.ndarray
+    wanted: np.ndarray
+    """How much; all of it sums to one."""
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Where anchors and embeddings are on a map that reaches from -1 to 1 both ways. Make one with `of`."""
+
+    anchors: np.ndarray
+    """The middle of each anchor's island, anchors × 2. Anchors that are equal share one."""
+    _centre: np.ndarray
+    _unit: float
+    """The distance between neighbouring anchors, in which all others are measured."""
+    _vectors: np.ndarray
+    """The anchors that differ, and below them two directions for each chart: all an item is multiplied with."""
+    _squares: np.ndarray
+    _middles: np.ndarray
+    _radius: float
+    _warmth: float
+    _charts: np.ndarray
+    """Which chart shows the inside of each island: its own, or 0, the common one."""
+    _origins: np.ndarray
+    """What each island's chart shows at its middle."""
+    _reaches: np.ndarray
+    """How far from each anchor most of its items lie."""
+
+    @classmethod
+    def of(cls, anchors: np.ndarray, sample: np.ndarray, places: np.ndarray) -> Layout:
+        """A map for these anchors; `places` names the anchor in whose list each row of `sample` sits.
+
+        The sample tells which lists are taken for one another, how sharp their borders are and what they are like
+        inside. It may be empty.
+        """
+        anchors = _checked(anchors, "anchors", None)
+        if not anchors.size:
+            raise ConfigError(f"anchors must have at least one row and one column, found {_shape(anchors)}.")
+        sample = _checked(sample, "sample", anchors.shape[1])
+        places = _checked_places(places, len(sample), len(anchors))
+        kept, which = np.unique(anchors + 0.0, axis=0, return_inverse=True)
+        which = which.reshape(-1)
+        centre = kept.mean(axis=0)
+        kept -= centre
+        sample -= centre
+        unit, between = _measured(kept, sample)
+        kept /= unit
+        squares = np.square(kept).sum(axis=1)
+        sample = _held(sample / unit, squares)
+
+        confusion, near, far = _look(sample, which[places], kept, squares, between)
+        middles, radius = np.zeros((1, 2)), 0.95
+        warmth = _WARMEST
+        if len(kept) > 1:
+            middles, radius = _islands(_starts(kept), _alike(between, confusion))
+            if len(sample):
+                # As sharp as leaves four of five items on an island, and one on its way.
+                gap = float(np.quantile(far[:, 1] - far[:, 0], 0.2))
+                warmth = float(np.clip(gap / 3, _COLDEST, _WARMEST))
+        charts, directions, origins, reaches = _charted(sample, kept, near, far, _leaning(middles, near, far, warmth))
+        vectors = np.concatenate([kept, directions])
+        spots = np.round(middles[which], _DIGITS) + 0.0
+        found = cls(spots, centre, unit, vectors, squares, middles, radius, warmth, charts, origins, reaches)
+        for field in fields(found):
+            value = getattr(found, field.name)
+            if isinstance(value, np.ndarray):
+                value.setflags(write=False)
+        return found
+
+    def place(self, embeddings: np.ndarray) -> np.ndarray:
+        """Where embeddings are, one row each, whichever others come in the same call."""
+        rows = _checked(embeddings, "embeddings", len(self._centre))
+        spots = np.empty((len(rows), 2))
+        for part in _parts(len(rows)):
+            spots[part] = self._place(_held((rows[part] - self._centre) / self._unit, self._squares))
+        return np.round(np.clip(spots, -1, 1), _DIGITS) + 0.0
+
+    def _place(self, rows: np.ndarray) -> np.ndarray:
+        count = len(self._middles)
+        products = rows @ self._vectors.T
+        near, far = _nearest(_completed(products[:, :count], rows, self._squares), _FEW + 1, self._warmth)
+        weights = _weights(far, self._warmth)
+        near, far = near[:, : weights.shape[1]], far[:, : weights.shape[1]]
+        columns = count + 2 * self._charts[near, None] + np.arange(2)
+        inside = np.take_along_axis(products, columns.reshape(len(rows), -1), axis=1).reshape(*near.shape, 2)
+        inside -= self._origins[near]
+        # A far item goes to the rim, even if its island's chart does not show in which way it is far.
+        excess = np.maximum(np.sqrt(far) / self._reaches[near] - 1, 0)
+        shown = np.square(inside).sum(axis=2)
+        length = shown + np.square(excess)
+        inside *= (self._radius * np.sqrt(length / (1 + length) / (shown + 1e-3)))[..., None]
+        placed: np.ndarray = np.einsum("ij,ijk->ik", weights, self._middles[near] + inside)
+        return placed
+
+
+def _measured(kept: np.ndarray, sample: np.ndarray) -> tuple[float, np.ndarray]:
+    """The distance between neighbouring anchors, and the squares of all in this unit; infinite from one to itself."""
+    between = _distances(kept, kept, np.square(kept).sum(axis=1))
+    np.fill_diagonal(between, np.inf)
+    if len(kept) > 1:
+        largest = float(np.sqrt(np.square(kept).sum(axis=1).max()))
+        unit = max(float(np.sqrt(np.median(between.min(axis=1)))), _TINY * largest)
+    else:
+        lengths = np.sqrt(np.square(sample).sum(axis=1))
+        unit = float(np.median(lengths)) if len(lengths) else 0.0
+        unit = unit or float(lengths.max(initial=0))
+    unit = unit or 1.0
+    return unit, between / unit**2
+
+
+def _held(rows: np.ndarray, squares: np.ndarray) -> np.ndarray:
+    """Rows that are absurdly far away drawn nearer, so that digits are left for their other distances."""
+    most = 100 * (1 + np.sqrt(squares.max()))
+    lengths = np.sqrt(np.square(rows).sum(axis=1, keepdims=True))
+    return np.asarray(rows / np.maximum(lengths / most, 1))
+
+
+def _parts(count: int) -> list[slice]:
+    return [slice(start, min(start + _ROWS, count)) for start in range(0, count, _ROWS)]
+
+
+def _completed(products: np.ndarray, rows: np.ndarray, squares: np.ndarray) -> np.ndarray:
+    """Squared distances, in the place of scalar products."""
+    products *= -2
+    products += squares
+    products += np.square(rows).sum(axis=1)[:, None]
+    np.maximum(products, 0, out=products)
+    return products
+
+
+def _distances(rows: np.ndarray, vectors: np.ndarray, squares: np.ndarray) -> np.ndarray:
+    return _completed(rows @ vectors.T, rows, squares)
+
+
+def _nearest(distances: np.ndarray, count: int, unit: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+    """Columns and values of the smallest of each row, smallest first; what differs by 1e-6 units at most, ties."""
+    count = min(count, distances.shape[1])
+    distances = np.round(distances / unit, 6)
+    near = np.argpartition(distances, count - 1, axis=1)[:, :count]
+    far = np.take_along_axis(distances, near, axis=1)
+    order = np.argsort(far, axis=1, kind="stable")
+    return np.take_along_axis(near, order, axis=1), np.take_along_axis(far, order, axis=1) * unit
+
+
+def _weights(far: np.ndarray, warmth: float) -> np.ndarray:
+    """How much each of the nearest anchors has to say, from squared distances, nearest first."""
+    weights: np.ndarray = np.exp((far[:, :1] - far) / warmth)
+    if weights.shape[1] > _FEW:
+        # Who drops out of the nearest has nothing to say by then, so that nothing jumps.
+        weights = weights[:, :_FEW] - weights[:, _FEW:]
+    weights[:, 0] += _TINY
+    weights /= weights.sum(axis=1, keepdims=True)
+    return weights
+
+
+def _look(
+    sample: np.ndarray, places: np.ndarray, kept: np.ndarray, squares: np.ndarray, between: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """How much the items of each list have of every other anchor, and the anchors nearest to each item."""
+    confusion = np.exp(between / -_WARMEST)
+    near = np.empty((len(sample), min(_FEW + 1, len(kept))), np.intp)
+    far = np.empty(near.shape)
+    for part in _parts(len(sample)):
+        distances = _distances(sample[part], kept, squares)
+        near[part], far[part] = _nearest(distances, near.shape[1])
+        distances -= np.take_along_axis(distances, places[part, None], axis=1)
+        np.maximum(distances, 0, out=distances)
+        distances /= -_WARMEST
+        np.add.at(confusion, places[part], np.exp(distances, out=distances))
+    # The anchor itself is one item of its list.
+    confusion /= 1 + np.bincount(places, minlength=len(kept))[:, None]
+    return confusion, near, far
+
+
+def _alike(between: np.ndarray, confusion: np.ndarray) -> Pairs:
+    """Which islands want to be neighbours, and how much."""
+    count = len(between)
+    with np.errstate(divide="ignore"):
+        unlike = np.log((confusion + confusion.T) / 2)
+    unlike *= -_WARMEST
+    # The logarithm of what was too small for a number is infinite; the distance is not.
+    np.minimum(unlike, between, out=unlike)
+    np.maximum(unlike, 0, out=unlike)
+    np.fill_diagonal(unlike, np.inf)
+    neighbours = min(count - 1, _NEIGHBOURS)
+    near, far = _nearest(unlike, min(count - 1, 3 * neighbours), _TINY)
+    far -= far[:, :1]
+    low, high = np.full(count, -40.0), np.full(count, 40.0)
+    for _ in range(40):
+        # As sharp as leaves so many neighbours, counted by the entropy of their shares.
+        middle = (low + high) / 2
+        shares = np.exp(-far * np.exp(middle)[:, None])
+        shares /= shares.sum(axis=1, keepdims=True)
+        many = -(shares * np.log(np.maximum(shares, _TINY))).sum(axis=1) > np.log(neighbours)
+        low, high = np.where(many, middle, low), np.where(many, high, middle)
+    one, other = np.repeat(np.arange(count), near.shape[1]), near.reshape(-1)
+    wanted = np.tile(shares.reshape(-1) / (2 * count), 2)
+    return Pairs(np.concatenate([one, other]), np.concatenate([other, one]), wanted)
+
+
+def _starts(kept: np.ndarray) -> list[np.ndarray]:
+    """Pairs of principal components, each with a little of a sunflower, so that no two anchors are at one place."""
+    count = len(kept)
+    pairs = _STARTS if count <= _ROWS else 1
+    scores = (kept @ _principal(kept, 2 * pairs).T).reshape(count, pairs, 2)
+    parts = scores.transpose(1, 0, 2)
+    return [0.1 * spots / max(float(spots.std()), _TINY) + 0.01 * _sunflower(count) for spots in parts]
+
+
+def _sunflower(count: int) -> np.ndarray:
+    """Points that fill a disc evenly."""
+    turns = np.arange(count)
+    angles = turns * (np.pi * (3 - np.sqrt(5)))
+    return np.asarray(np.sqrt((turns + 0.5) / count)[:, None] * np.stack([np.cos(angles), np.sin(angles)], axis=1))
+
+
+def _islands(starts: list[np.ndarray], pairs: Pairs) -> tuple[np.ndarray, float]:
+    """The middles of islands, and the radius that all of them have."""
+    count = len(starts[0])
+    spots = min((_settled(start, pairs) for start in starts), key=lambda spots: _loss(spots, pairs))
+    apart = 2.3 * float(np.sqrt(np.square(spots).sum(axis=1).mean() / count))
+    spots = _pushed_apart(spots, apart)
+    spots = spots @ np.linalg.svd(spots, full_matrices=False)[2].T
+    distances = _distances(spots, spots, np.square(spots).sum(axis=1))
+    np.fill_diagonal(distances, np.inf)
+    # A few may still be too close: they do not make all others small.
+    radius = max(float(np.sqrt(distances.min())), 0.8 * apart) / 2
+    spots -= (spots.max(axis=0) + spots.min(axis=0)) / 2
+    scale = 0.98 / float(np.abs(spots).max() + radius)
+    return spots * scale, radius * scale
+
+
+def _settled(spots: np.ndarray, pairs: Pairs) -> np.ndarray:
+    """Neighbour embedding (t-SNE): islands that are alike attract one another, and all keep away from all."""
+    one, other, wanted = pairs
+    count = len(spots)
+    step = -(-count // _ROWS)
+    rounds = int(np.clip(_WORK / (count * min(count, _ROWS)), 100, 500))
+    speed = np.zeros_like(spots)
+    for turn in range(rounds):
+        early = turn < rounds // 4
+        ways = spots[one] - spots[other]
+        ways *= (wanted / (1 + np.square(ways).sum(axis=1)))[:, None]
+        slope = np.stack([np.bincount(one, way, count) for way in ways.T], axis=1) * (4 if early else 1)
+        # Of many, a part keeps all away, another one in each round.
+        some = spots[turn % step :: step]
+        closeness = 1 / (1 + _distances(spots, some, np.square(some).sum(axis=1)))
+        total = closeness.sum() - len(some)
+        closeness *= closeness
+        slope -= (closeness.sum(axis=1, keepdims=True) * spots - closeness @ some) / total
+        speed = (0.5 if early else 0.8) * speed - max(count, 4) * slope
+        spots = spots + speed
+        spots -= spots.mean(axis=0)
+    return spots
+
+
+def _loss(spots: np.ndarray, pairs: Pairs) -> float:
+    """What settling lowers."""
+    one, other, wanted = pairs
+    closeness = 1 / (1 + _distances(spots, spots, np.square(spots).sum(axis=1)))
+    apart = np.log(1 + np.square(spots[one] - spots[other]).sum(axis=1))
+    return float((wanted * apart).sum() + np.log(closeness.sum() - len(spots)))
+
+
+def _pushed_apart(spots: np.ndarray, apart: float) -> np.ndarray:
+    """Islands that are too close give way, both by the same."""
+    # Two that want nothing but each other may have met in one point.
+    spots = spots + apart / 100 * _sunflower(len(spots))
+    for _ in range(int(np.clip(_WORK / 4 / len(spots) ** 2, 10, 150))):
+        moved = spots.copy()
+        for part in _parts(len(spots)):
+            push = _distances(spots[part], spots, np.square(spots).sum(axis=1))
+            rows, columns = np.nonzero(push < apart**2)
+            ways = spots[part][rows] - spots[columns]
+            lengths = np.maximum(np.sqrt(np.square(ways).sum(axis=1)), apart / 100)
+            ways *= 0.3 * (apart / lengths - 1)[:, None]
+            for axis in range(2):
+                moved[part, axis] += np.bincount(rows, ways[:, axis], len(push))
+        spots = moved
+    return spots
+
+
+def _charted(
+    sample: np.ndarray, kept: np.ndarray, near: np.ndarray, far: np.ndarray, leaning: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """The insides of islands: each one's chart, the directions of all charts, each one's origin and reach."""
+    charts = np.zeros(len(kept), np.intp)
+    if len(sample) < _ENOUGH:
+        common = 2 * _principal(kept, 2)
+        return charts, common, kept @ common.T, np.full(len(kept), 0.5)
+    own = near[:, 0]
+    rests = sample - kept[own]
+    lengths = np.sqrt(far[:, 0])
+    common, middle = _directions(rests, leaning)
+    directions = [common]
+    origins = kept @ common.T + middle
+    reaches = np.full(len(kept), np.quantile(lengths, 0.9))
+    order = np.argsort(own, kind="stable")
+    for members in np.split(order, np.flatnonzero(np.diff(own[order])) + 1):
+        if len(members) >= _ENOUGH:
+            island = own[members[0]]
+            found, middle = _directions(rests[members], leaning[members])
+            charts[island] = len(directions)
+            directions.append(found)
+            origins[island] = found @ kept[island] + middle
+            reaches[island] = np.quantile(lengths[members], 0.9)
+    return charts, np.concatenate(directions), origins, np.maximum(reaches, 1e-3)
+
+
+def _leaning(middles: np.ndarray, near: np.ndarray, far: np.ndarray, warmth: float) -> np.ndarray:
+    """Which way on the map the other anchors draw each item."""
+    if near.shape[1] == 1:
+        return np.zeros((len(near), 2))
+    others = np.exp((far[:, 1:2] - far[:, 1:]) / warmth)
+    others /= others.sum(axis=1, keepdims=True)
+    ways = middles[near[:, 1:]] - middles[near[:, :1]]
+    ways /= np.maximum(np.linalg.norm(ways, axis=2, keepdims=True), _TINY)
+    drawn: np.ndarray = np.einsum("ij,ijk->ik", others, ways)
+    return drawn
+
+
+def _directions(rests: np.ndarray, leaning: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Two principal directions, scaled to an island and turned so that items face the islands they resemble.
+
+    And what they show in the middle of the items.
+    """
+    found = _principal(rests - rests.mean(axis=0), 2)
+    scores = rests @ found.T
+    middle = (np.median(scores, axis=0) + scores.mean(axis=0)) / 2
+    scores -= middle
+    # Half-way between the true proportions and a round island; the many fill it, not the few that lie far out.
+    widths = np.maximum(np.median(np.abs(scores), axis=0), 1e-3)
+    widths = np.sqrt(widths * widths.max())
+    widths *= max(float(np.median(np.linalg.norm(scores / widths, axis=1))), 1.0) / _FILL
+    left, _, right = np.linalg.svd((scores / widths).T @ leaning)
+    turn = (left @ right).T / widths
+    return turn @ found, turn @ middle
+
+
+def _principal(rows: np.ndarray, count: int) -> np.ndarray:
+    """The directions in which rows differ most, `count` × d, by subspace iteration; zeros where there are fewer."""
+    width = min(count + 4, *rows.shape)
+    basis = np.linalg.qr(np.random.default_rng(0).standard_normal((rows.shape[1], width)))[0]
+    for _ in range(12):
+        basis = np.linalg.qr(rows.T @ (rows @ basis))[0]
+    turns = np.linalg.svd(rows @ basis, full_matrices=False)[2]
+    found = np.zeros((count, rows.shape[1]))
+    found[:width] = (turns @ basis.T)[:count]
+    return found
+
+
+def _shape(matrix: np.ndarray) -> str:
+    return " × ".join(str(size) for size in matrix.shape) or "a single number"
+
+
+def _checked(matrix: np.ndarray, name: str, dim: int | None) -> np.ndarray:
+    """Rows in double precision, of numbers that single precision can hold."""
+    try:
+        with np.errstate(over="ignore"):
+            found = np.asarray(matrix, dtype=np.float32)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{name} must be a matrix of numbers: {error}.") from error
+    if found.ndim != 2 or (dim is not None and found.shape[1] != dim):
+        wanted = "rows and columns" if dim is None else f"rows of {dim} numbers"
+        raise ConfigError(f"{name} must have {wanted}, found {_shape(found)}.")
+    if not np.isfinite(found).all():
+        raise ConfigError(f"{name} must be finite, found NaN or infinity: leave such rows out.")
+    return found.astype(np.float64)
+
+
+def _checked_places(places: np.ndarray, count: int, anchors: int) -> np.ndarray:
+    found = np.asarray(places)
+    if found.shape != (count,) or (count and found.dtype.kind not in "iu"):
+        raise ConfigError(
+            f"places must be {count} whole numbers, one per row of sample, found {_shape(found)} of {found.dtype}."
+        )
+    if count and not 0 <= found.min() <= found.max() < anchors:
+        raise ConfigError(
+            f"places must lie between 0 and {anchors - 1}, the rows of anchors, found {found.min()} to {found.max()}."
+        )
+    return found.astype(np.intp)

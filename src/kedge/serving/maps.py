@@ -1,0 +1,42 @@
+"""The gallery in two dimensions, drawn once and kept while the anchors stay the same."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+
+from kedge.serving.catalogue import Catalogue
+from kedge.serving.layout import Layout
+
+__all__ = ["Maps"]
+
+_SAMPLE = 4000
+"""So many items say how the map is laid out."""
+
+
+class Maps:
+    """Makes maps, one at a time."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._layout: Layout | None = None
+        self._anchors: tuple[str | None, ...] = ()
+
+    def layout(self, catalogue: Catalogue) -> Layout:
+        """How these items lie; new items do not move the old ones."""
+        anchors = catalogue.snapshot.anchors
+        with self._mutex:
+            if self._layout is None or self._anchors != anchors.names:
+                sample = catalogue.spread(_SAMPLE)
+                self._layout = Layout.of(anchors.vectors, catalogue.vectors(sample), catalogue.homes[sample])
+                self._anchors = anchors.names
+            return self._layout
+
+    def place(self, vector: np.ndarray) -> tuple[float, float] | None:
+        """Where a query lies; None before there is a map."""
+        layout = self._layout
+        if layout is None:
+            return None
+        x, y = layout.place(vector[None])[0].tolist()
+        return x, y

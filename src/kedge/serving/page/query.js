@@ -1,0 +1,57 @@
+/** The bar that shows what is searched with. */
+
+import { byId, make } from './dom.js';
+import { time } from './format.js';
+import { galleryFacts, itemName } from './gallery.js';
+import { labelDot } from './hits.js';
+import { picture } from './pictures.js';
+import { sameQuery } from './state.js';
+
+let shown = null;
+let address = null;
+
+function ownPicture({ blob }) {
+  if (address) URL.revokeObjectURL(address);
+  address = URL.createObjectURL(blob);
+  const image = make('img', { src: address, alt: 'Your picture' });
+  const square = make('span', { class: 'picture whole', data: { initial: '?' } }, image);
+  image.addEventListener('error', () => square.classList.add('none')); // a format that the browser cannot show
+  return square;
+}
+
+function describe(title, ...text) {
+  byId('asked-title').textContent = title;
+  byId('asked-text').replaceChildren(...text);
+}
+
+/** Shows the query, or the invitation where there is none. */
+export function showQuery(query) {
+  byId('page').dataset.asked = query !== null;
+  byId('hero').hidden = query !== null;
+  byId('asked').hidden = query === null;
+  if (query && !sameQuery(query, shown)) {
+    byId('query-picture').replaceChildren(query.blob ? ownPicture(query) : picture(query));
+    if (query.blob) describe(query.name || 'Your picture', 'Your picture');
+    else if (query.name === undefined) describe('\u00a0', 'From the gallery'); // its name is on the way
+  }
+  byId('add').hidden = !(query?.blob && galleryFacts()?.writable);
+  shown = query;
+}
+
+/** Names the item that is searched with. */
+export function showItem(query, item) {
+  if (!sameQuery(query, shown)) return;
+  const label = make('span', { class: 'together' }, labelDot(item.label), item.label ?? 'no label');
+  describe(itemName(item), 'From the gallery · ', label);
+}
+
+/** Says how long the encoder took for the reader's picture. */
+export function showEncoding(query, seconds) {
+  if (query.blob) byId('asked-text').textContent = `Your picture · encoded in ${time(seconds.encoder)}`;
+}
+
+/** A gallery without a model cannot be searched with pictures from outside. */
+export function showWithoutModel() {
+  byId('hero-text').textContent = 'This gallery holds vectors without their model: start from one of its own pictures.';
+  document.querySelectorAll('[data-pick]').forEach((button) => button.remove());
+}

@@ -1,0 +1,262 @@
+"""The part of the API that everybody may use who may use it at all: asking and looking."""
+
+# Annotations are read while it runs, some of which are local: they must not be turned into strings.
+import time
+from http import HTTPStatus
+from typing import Annotated, Any
+
+import numpy as np
+from fastapi import APIRouter, Path, Query, Request, Response
+
+from kedge.gallery import Result
+from kedge.gallery.search import Columns
+from kedge.serving import schemas
+from kedge.serving.catalogue import Catalogue, shown_name
+from kedge.serving.errors import Refused
+from kedge.serving.service import Service
+from kedge.serving.uploads import REQUEST_BODY, read_upload
+
+__all__ = ["Id", "described", "errors", "router_of"]
+
+_LARGEST = 2**63 - 1
+_NEAREST = 5
+Id = Annotated[int, Path(ge=0, le=_LARGEST, description="An item.")]
+_MEANINGS = {
+    400: "The request cannot be understood.",
+    401: "The key is missing or wrong.",
+    403: "That is not allowed.",
+    404: "There is no such thing.",
+    408: "The picture came too slowly.",
+    409: "That is there already.",
+    413: "The picture is too large.",
+    415: "That is no picture.",
+    422: "A value cannot be used.",
+    429: "The server is busy; Retry-After says when to come back.",
+    503: "The server cannot answer now.",
+}
+
+
+def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """What an endpoint may answer with instead."""
+    always = (400, 401, 403, 422, 503)
+    return {
+        status: {"model": schemas.Error, "description": _MEANINGS[status]} for status in sorted({*always, *statuses})
+    }
+
+
+def described(service: Service, id: int) -> schemas.Item:
+    """An item with all that is known of it."""
+    found = service.gallery.item(id)
+    metadata = {name: value for name, value in found.metadata.items() if _plain(value)}
+    return schemas.Item(id=id, name=shown_name(found.path), label=found.label, metadata=metadata)
+
+
+def router_of(service: Service) -> APIRouter:
+    """The endpoints."""
+    router = APIRouter()
+    settings = service.settings
+    K = Annotated[int, Query(ge=1, le=settings.max_k, description="How many hits.")]
+    Probes = Annotated[int, Query(ge=1, le=settings.max_probes, description="How many lists a two-stage search reads.")]
+    How = Annotated[schemas.Method, Query(description="How to search; both: one after the other.")]
+    Labels = Annotated[list[str], Query(max_length=64, description="Only items with one of these labels.")]
+
+    @router.post("/search", responses=errors(408, 413, 415, 429), openapi_extra=REQUEST_BODY, tags=["search"])
+    async def search(
+        request: Request,
+        k: K = 20,
+        method: How = schemas.Method.two_stage,
+        probes: Probes = 1,
+        label: Labels = [],  # noqa: B006
+    ) -> schemas.Answer:
+        """The items most like a picture."""
+        async with service.gate.entered():
+            started = time.perf_counter()
+            content = await read_upload(request, settings)
+            pixels = await service.pixels(content)
+            before = time.perf_counter()
+            vector = await service.embed(pixels)
+            encoder = time.perf_counter() - before
+            return await _answer(service, vector, k, method, probes, label, None, started, encoder)
+
+    @router.get("/items/{id}/similar", responses=errors(404, 429), tags=["search"])
+    async def similar(
+        id: Id,
+        k: K = 20,
+        method: How = schemas.Method.two_stage,
+        probes: Probes = 1,
+        label: Labels = [],  # noqa: B006
+    ) -> schemas.Answer:
+        """The items most like another one."""
+        async with service.gate.entered():
+            started = time.perf_counter()
+            vector = await service.vector(id)
+            return await _answer(service, vector, k, method, probes, label, id, started, None)
+
+    @router.get("/items", responses=errors(), tags=["gallery"])
+    async def items(
+        label: Annotated[str | None, Query(description="Only items with this label.")] = None,
+        after: Annotated[int, Query(ge=-1, le=_LARGEST, description="Only items with a larger id.")] = -1,
+        limit: Annotated[int, Query(ge=1, le=500)] = 50,
+    ) -> schemas.Items:
+        """All items, page by page, in order of their ids."""
+
+        def look() -> schemas.Items:
+            catalogue = service.catalogue()
+            wanted = catalogue.ids > after
+            if label is not None:
+                row = catalogue.names.index(label) if label in catalogue.names else -2
+                wanted &= catalogue.labels == row
+            places = np.flatnonzero(wanted)
+            some = catalogue.listed(places[:limit])
+            found = [schemas.Item(id=one.id, name=shown_name(one.path), label=one.label, metadata={}) for one in some]
+            return schemas.Items(items=found, next=found[-1].id if len(places) > limit else None)
+
+        return await service.run(look)
+
+    @router.get("/items/{id}", responses=errors(404), tags=["gallery"])
+    async def item(id: Id) -> schemas.Item:
+        """One item."""
+        if not await service.run(lambda: _has(service.catalogue(), id)):
+            raise Refused(HTTPStatus.NOT_FOUND, f"There is no item {id}.")
+        return await service.run(described, service, id)
+
+    @router.get(
+        "/items/{id}/thumbnail",
+        response_class=Response,
+        responses={200: {"content": {"image/jpeg": {}}, "description": "A small copy."}, **errors(404)},
+        tags=["gallery"],
+    )
+    async def thumbnail(id: Id) -> Response:
+        """A small copy of an item's picture."""
+        content = await service.run(service.thumbnail, id)
+        # An id is never used twice.
+        return Response(content, media_type="image/jpeg", headers={"Cache-Control": "private, max-age=86400"})
+
+    @router.get("/classes", responses=errors(), tags=["gallery"])
+    async def classes() -> schemas.Classes:
+        """The labels and how many items have them."""
+
+        def count() -> schemas.Classes:
+            catalogue = service.catalogue()
+            pairs = zip(catalogue.names, catalogue.counts.tolist(), strict=True)
+            found = [schemas.Counted(name=name, items=items) for name, items in pairs]
+            return schemas.Classes(classes=found, unlabelled=int((catalogue.labels < 0).sum()))
+
+        return await service.run(count)
+
+    @router.get("/anchors", responses=errors(), tags=["gallery"])
+    async def anchors() -> schemas.Anchors:
+        """The anchors and how many items their lists hold."""
+
+        def count() -> schemas.Anchors:
+            catalogue = service.catalogue()
+            return schemas.Anchors(anchors=[_list_of(catalogue, place) for place in range(len(catalogue.held))])
+
+        return await service.run(count)
+
+    @router.get("/anchors/{anchor}", responses=errors(404), tags=["gallery"])
+    async def anchor(
+        anchor: Annotated[int, Path(ge=0, le=_LARGEST, description="An anchor.")],
+        k: Annotated[int, Query(ge=1, le=settings.max_k)] = 12,
+    ) -> schemas.Typical:
+        """An anchor with the items of its list that are nearest to it."""
+
+        def look() -> schemas.Typical:
+            catalogue = service.catalogue()
+            if anchor >= len(catalogue.held):
+                raise Refused(HTTPStatus.NOT_FOUND, f"There is no anchor {anchor}.")
+            hits = _hits(catalogue.typical(anchor, k))
+            return schemas.Typical(**_list_of(catalogue, anchor).model_dump(), typical=hits)
+
+        return await service.run(look)
+
+    @router.get("/map", responses=errors(), tags=["gallery"])
+    async def gallery_map(limit: Annotated[int, Query(ge=1, le=10_000)] = 4000) -> schemas.GalleryMap:
+        """The gallery in two dimensions."""
+        return await service.run(_map, service, limit)
+
+    return router
+
+
+async def _answer(
+    service: Service,
+    vector: np.ndarray,
+    k: int,
+    method: schemas.Method,
+    probes: int,
+    labels: list[str],
+    without: int | None,
+    started: float,
+    encoder: float | None,
+) -> schemas.Answer:
+    methods = ("two_stage", "brute_force") if method is schemas.Method.both else (method.value,)
+    results = await service.search(vector, k, methods, probes, labels, without)
+
+    def describe() -> schemas.Answer:
+        catalogue = service.catalogue()
+        anchors = catalogue.snapshot.anchors
+        distances = np.sqrt(anchors.distances(vector[None])[0])
+        order = np.argsort(distances, kind="stable")
+        read = {"two_stage": catalogue.held[order[:probes]].sum(), "brute_force": len(catalogue)}
+        searches = [
+            schemas.Search(
+                method=schemas.Method(how),
+                hits=_hits(result),
+                looked_at=result.anchors if how == "two_stage" else [],
+                compared=int(read[how]),
+                seconds=result.seconds,
+            )
+            for how, result in zip(methods, results, strict=True)
+        ]
+        nearest = [
+            schemas.NearAnchor(anchor=place, name=anchors.names[place], distance=float(distances[place]))
+            for place in order[:_NEAREST].tolist()
+        ]
+        return schemas.Answer(
+            searches=searches,
+            nearest=nearest,
+            unknown=results[0].unknown,
+            place=service.maps.place(vector),
+            seconds=schemas.Seconds(encoder=encoder, total=time.perf_counter() - started),
+            record=catalogue.snapshot.version,
+        )
+
+    return await service.run(describe)
+
+
+def _hits(found: Result | Columns) -> list[schemas.Hit]:
+    rows = found.hits if isinstance(found, Result) else zip(*found, strict=True)
+    return [
+        schemas.Hit(id=id, name=shown_name(path), label=label, distance=distance, anchor=anchor)
+        for id, path, label, distance, anchor in rows
+    ]
+
+
+def _list_of(catalogue: Catalogue, place: int) -> schemas.AnchorList:
+    name = catalogue.snapshot.anchors.names[place]
+    return schemas.AnchorList(anchor=place, name=name, items=int(catalogue.held[place]))
+
+
+def _has(catalogue: Catalogue, id: int) -> bool:
+    place = int(np.searchsorted(catalogue.ids, id))
+    return place < len(catalogue) and int(catalogue.ids[place]) == id
+
+
+def _map(service: Service, limit: int) -> schemas.GalleryMap:
+    catalogue = service.catalogue()
+    layout = service.maps.layout(catalogue)
+    some = catalogue.spread(limit)
+    x, y = layout.place(catalogue.vectors(some)).round(4).T.tolist()
+    names = catalogue.snapshot.anchors.names
+    places = enumerate(zip(names, layout.anchors.tolist(), strict=True))
+    return schemas.GalleryMap(
+        classes=catalogue.names,
+        anchors=[schemas.MapAnchor(anchor=row, name=name, x=at[0], y=at[1]) for row, (name, at) in places],
+        items=schemas.MapItems(id=catalogue.ids[some].tolist(), x=x, y=y, label=catalogue.labels[some].tolist()),
+        total=len(catalogue),
+        record=catalogue.snapshot.version,
+    )
+
+
+def _plain(value: object) -> bool:
+    return value is None or isinstance(value, bool | int | float | str)

@@ -1,0 +1,194 @@
+"""A gallery as a server uses it: read by many at once, written by one."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache, partial
+from http import HTTPStatus
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kedge.errors import ConfigError, PictureError
+from kedge.files import whole_file
+from kedge.gallery import Gallery, Result
+from kedge.gallery.pictures import thumbnail_of
+from kedge.images import read_picture
+from kedge.serving.batching import Gate, SharedEncoder
+from kedge.serving.catalogue import Catalogue
+from kedge.serving.errors import Refused
+from kedge.serving.maps import Maps
+from kedge.serving.metrics import Metrics
+from kedge.serving.settings import Settings
+
+__all__ = ["Service"]
+
+T = TypeVar("T")
+_THUMBNAIL = 256
+"""The longer side of those that are made here, where the gallery keeps none."""
+_KEPT = 512
+UPLOADS = "uploads"
+
+
+class Service:
+    """All that the API can do; methods with `async` may wait, the others are quick."""
+
+    def __init__(self, path: Path, settings: Settings, metrics: Metrics) -> None:
+        self.settings, self.metrics = settings, metrics
+        self.gallery = Gallery.open(path)
+        # Whoever writes moves the record on, so that readers have one of their own.
+        self._writer = Gallery.open(path, self.gallery.model) if settings.writable else None
+        self.gate = Gate(settings.waiting, settings.seconds, metrics)
+        model = self.gallery.model
+        self._encoder = None if model is None else SharedEncoder(model, settings.batch, metrics)
+        count = min(4, os.cpu_count() or 1)
+        self._threads = ThreadPoolExecutor(count, thread_name_prefix="search")
+        self._decoders = ThreadPoolExecutor(count, thread_name_prefix="decode")
+        self._writing = ThreadPoolExecutor(1, thread_name_prefix="write")
+        self._mutex = threading.Lock()
+        self._catalogue: Catalogue | None = None
+        self.maps = Maps()
+        self.ready = False
+        """Whether queries can be answered."""
+        self.fingerprint = None if model is None else model.fingerprint
+        self._thumbnail = lru_cache(_KEPT)(self._made_thumbnail)
+
+    async def start(self) -> None:
+        """Read what the first request would wait for."""
+        await self.run(self.catalogue)
+        if self.gallery.model is not None:
+            side = self.gallery.model.preprocessing.size or 32
+            await self.embed(torch.zeros(3, side, side, dtype=torch.uint8))
+        self._threads.submit(lambda: self.maps.layout(self.catalogue()))
+        self.ready = True
+
+    def close(self) -> None:
+        """Finish what was begun."""
+        self.ready = False
+        for pool in (self._threads, self._decoders, self._writing):
+            pool.shutdown()
+        if self._encoder is not None:
+            self._encoder.close()
+
+    async def run(self, act: Callable[..., T], *arguments: object) -> T:
+        """In a thread, so that other requests go on."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, act, *arguments)
+
+    def catalogue(self) -> Catalogue:
+        """The newest version."""
+        snapshot = self.gallery.snapshot()
+        with self._mutex:
+            if self._catalogue is None or self._catalogue.snapshot.version != snapshot.version:
+                self._catalogue = Catalogue(snapshot)
+                self.metrics.items.set(len(self._catalogue))
+                self.metrics.version.set(snapshot.version)
+            return self._catalogue
+
+    # ------------------------------------------------------------------ asking
+
+    async def pixels(self, content: bytes) -> Tensor:
+        """A picture as the encoder wants it."""
+        return await asyncio.get_running_loop().run_in_executor(self._decoders, self._decode, content)
+
+    def _decode(self, content: bytes) -> Tensor:
+        model = self.gallery.model
+        if model is None:
+            raise Refused(
+                HTTPStatus.UNPROCESSABLE_ENTITY, "This gallery holds vectors and no model: search with an item."
+            )
+        picture = read_picture(content, max_pixels=self.settings.max_pixels)
+        return torch.from_numpy(model.preprocessing.to_pixels(picture))
+
+    async def embed(self, pixels: Tensor) -> np.ndarray:
+        """The embedding of a picture, together with those of others."""
+        if self._encoder is None:
+            raise RuntimeError("There is no encoder.")
+        return await self._encoder.embed(pixels)
+
+    async def vector(self, id: int) -> np.ndarray:
+        """The embedding of an item."""
+        try:
+            return await self.run(self.gallery.vector, id)
+        except ConfigError:
+            raise Refused(HTTPStatus.NOT_FOUND, f"There is no item {id}.") from None
+
+    async def search(
+        self,
+        vector: np.ndarray,
+        k: int,
+        methods: Sequence[str],
+        probes: int,
+        labels: Sequence[str],
+        without: int | None,
+    ) -> list[Result]:
+        """One result for each method, side by side."""
+        quoted = ", ".join("'" + label.replace("'", "''") + "'" for label in labels)
+        where = f"label IN ({quoted})" if labels else None
+        ask = partial(self.gallery.search_embeddings, vector[None], k, probes=probes, where=where, without=without)
+        found = await asyncio.gather(*(self.run(partial(ask, method=method)) for method in methods))
+        for method, [result] in zip(methods, found, strict=True):
+            self.metrics.searched.labels(method).observe(result.seconds)
+        return [result for [result] in found]
+
+    # ------------------------------------------------------------------ looking
+
+    def thumbnail(self, id: int) -> bytes:
+        """A small copy of an item's picture, as JPEG."""
+        try:
+            kept = self.gallery.thumbnail(id) if self.gallery.thumbnails else None
+            found = kept or self._thumbnail(id)
+        except (ConfigError, PictureError):
+            found = None
+        if found is None:
+            raise Refused(HTTPStatus.NOT_FOUND, f"There is no picture of an item {id}.")
+        return found
+
+    def _made_thumbnail(self, id: int) -> bytes | None:
+        path = self.gallery.item(id).path
+        if path is None:
+            return None
+        return thumbnail_of(read_picture(Path(path), max_pixels=self.settings.max_pixels), _THUMBNAIL)
+
+    # ------------------------------------------------------------------ writing
+
+    async def add(self, content: bytes, label: str | None) -> int:
+        """Add a picture; its id. Once begun it is finished, whether or not somebody waits for it."""
+        await self.pixels(content)  # so that only pictures are kept
+        return await asyncio.shield(
+            asyncio.get_running_loop().run_in_executor(self._writing, self._add, content, label)
+        )
+
+    def _add(self, content: bytes, label: str | None) -> int:
+        gallery = self._own_writer()
+        digest = hashlib.sha256(content).hexdigest()
+        if known := gallery.ids(f"hash = '{digest}'"):
+            raise Refused(HTTPStatus.CONFLICT, f"That picture is there already, as item {known[0]}.")
+        # A name of ours: none that comes with a request ever names a file.
+        file = gallery.path / UPLOADS / digest
+        file.parent.mkdir(exist_ok=True)
+        with whole_file(file) as stream:
+            stream.write(content)
+        added = gallery.add([file], [label])
+        if not added:
+            raise PictureError("The picture cannot be read.")
+        return added[0]
+
+    async def remove(self, id: int) -> None:
+        """Remove an item."""
+        loop = asyncio.get_running_loop()
+        count = await asyncio.shield(loop.run_in_executor(self._writing, lambda: self._own_writer().remove(id)))
+        if count == 0:
+            raise Refused(HTTPStatus.NOT_FOUND, f"There is no item {id}.")
+
+    def _own_writer(self) -> Gallery:
+        if self._writer is None:
+            raise Refused(HTTPStatus.FORBIDDEN, "This server only reads: start it with --writable.")
+        return self._writer

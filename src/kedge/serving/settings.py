@@ -1,0 +1,62 @@
+"""What a server may do, and how much of it at once."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from kedge.errors import ConfigError
+
+__all__ = ["KEY_VARIABLE", "Settings", "read_key"]
+
+KEY_VARIABLE = "KEDGE_KEY"
+_SHORTEST_KEY = 16
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a server behaves; the limits hold for each request."""
+
+    key: str | None = None
+    """Whoever asks must know it; without one, everybody may read and nobody write."""
+    writable: bool = False
+    hosts: tuple[str, ...] = ()
+    """Names by which the server is called, beside localhost, addresses and the machine's own name."""
+    origins: tuple[str, ...] = ()
+    """Other sites whose pages may call the API."""
+    max_bytes: int = 20 * 2**20
+    max_pixels: int = 50_000_000
+    max_k: int = 200
+    max_probes: int = 64
+    seconds: float = 30.0
+    """A request that takes longer is given up."""
+    upload_seconds: float = 15.0
+    """Whoever sends a picture more slowly is cut off."""
+    waiting: int = 128
+    """So many requests are worked on; the next ones are told to come back."""
+    batch: int = 32
+    """So many pictures go through the encoder at once; 1: each alone."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_bytes", "max_pixels", "max_k", "max_probes", "seconds", "upload_seconds", "waiting", "batch"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be above 0, found {getattr(self, name)}.")
+        if self.writable and not self.key:
+            raise ConfigError(f"A writable server needs a key: set {KEY_VARIABLE}, or name a file that holds one.")
+        if self.key is not None and (
+            len(self.key) < _SHORTEST_KEY or not (self.key.isascii() and self.key.isprintable())
+        ):
+            raise ConfigError(f"The key must have at least {_SHORTEST_KEY} characters, all of them printable ASCII.")
+
+
+def read_key(file: Path | None) -> str | None:
+    """The key in a file or, without one, in the environment; none if neither is given."""
+    if file is None:
+        return os.environ.get(KEY_VARIABLE) or None
+    try:
+        return file.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"The key cannot be read from {file}: {getattr(error, 'strerror', None) or error}."
+        ) from error

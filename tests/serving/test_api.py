@@ -1,0 +1,391 @@
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+from PIL import Image
+
+import kedge
+from kedge.errors import ConfigError, ServiceError
+from kedge.gallery import Gallery
+from kedge.gallery.calibration import Calibration, save_calibration
+from kedge.serving import batching
+from kedge.serving.app import create_app
+from kedge.serving.settings import Settings
+
+Query = Callable[..., bytes]
+CLASSES = ["checked", "level", "slanted", "upright"]
+PNG = {"Content-Type": "image/png"}
+
+
+def client_of(gallery: Path, settings: Settings | None = None) -> TestClient:
+    return TestClient(create_app(gallery, settings), base_url="http://localhost/api/v1")
+
+
+@pytest.fixture(scope="module")
+def api(built: Path) -> Iterator[TestClient]:
+    with client_of(built) as client:
+        yield client
+
+
+@pytest.fixture
+def writable(own_gallery: Path, key: str, bearer: dict[str, str]) -> Iterator[TestClient]:
+    with client_of(own_gallery, Settings(key=key, writable=True)) as client:
+        client.headers.update(bearer)
+        yield client
+
+
+def test_a_picture_finds_its_class(api: TestClient, built: Path, query: Query) -> None:
+    for label in CLASSES:
+        answer = api.post("/search", params={"k": 5}, content=query(label), headers=PNG).json()
+        [search] = answer["searches"]
+        assert [hit["label"] for hit in search["hits"]] == [label] * 5
+        assert search["looked_at"] == [label]
+        assert search["compared"] == 40
+        assert answer["nearest"][0]["name"] == label
+        assert answer["unknown"] in (True, False)
+        expected = Gallery.open(built).search(query(label), k=5)
+        assert [hit["id"] for hit in search["hits"]] == expected.ids
+        assert [hit["distance"] for hit in search["hits"]] == pytest.approx(expected.distances, abs=1e-4)
+
+
+def test_bytes_and_forms_are_the_same(api: TestClient, query: Query) -> None:
+    picture = query("level")
+    answers = [
+        api.post("/search", content=picture, headers=PNG),
+        api.post("/search", content=picture, headers={"Content-Type": "application/octet-stream"}),
+        api.post("/search", files={"file": ("any name", picture, "image/png")}),
+    ]
+    hits = [answer.json()["searches"][0]["hits"] for answer in answers]
+    assert hits[0] == hits[1] == hits[2]
+
+
+def test_both_ways_side_by_side(api: TestClient, query: Query) -> None:
+    answer = api.post("/search", params={"method": "both", "probes": 2}, content=query("level"), headers=PNG).json()
+    two_stage, brute_force = answer["searches"]
+    assert (two_stage["method"], brute_force["method"]) == ("two_stage", "brute_force")
+    assert two_stage["compared"] == 80
+    assert len(two_stage["looked_at"]) == 2
+    assert brute_force["compared"] == 160
+
+
+def test_a_label_filter_leaves_only_these(api: TestClient, query: Query) -> None:
+    asked = {"method": "brute_force", "label": ["slanted", "checked"], "k": 50}
+    answer = api.post("/search", params=asked, content=query("level"), headers=PNG).json()
+    labels = {hit["label"] for hit in answer["searches"][0]["hits"]}
+    assert labels == {"slanted", "checked"}
+    nothing = api.get("/items/0/similar", params={"label": "it's", "method": "brute_force"}).json()
+    assert nothing["searches"][0]["hits"] == []
+
+
+def test_an_item_finds_others_but_not_itself(api: TestClient) -> None:
+    answer = api.get("/items/7/similar", params={"k": 200, "method": "brute_force"}).json()
+    ids = [hit["id"] for hit in answer["searches"][0]["hits"]]
+    assert len(ids) == 159
+    assert 7 not in ids
+    assert answer["seconds"]["encoder"] is None
+
+
+@pytest.mark.parametrize(("threshold", "unknown"), [(0.0, True), (1e9, False)])
+def test_unknown_is_said(own_gallery: Path, query: Query, threshold: float, unknown: bool) -> None:
+    save_calibration(own_gallery, Calibration(threshold, 0.95, 40))
+    with client_of(own_gallery) as api:
+        assert api.post("/search", content=query("level"), headers=PNG).json()["unknown"] is unknown
+
+
+def test_items_page_by_page(api: TestClient, built: Path) -> None:
+    found, after = [], -1
+    while after is not None:
+        page = api.get("/items", params={"after": after, "limit": 60}).json()
+        found += page["items"]
+        after = page["next"]
+    assert [item["id"] for item in found] == list(range(160))
+    gallery = Gallery.open(built)
+    for item in found[::37]:
+        known = gallery.item(item["id"])
+        assert (item["label"], item["name"]) == (known.label, Path(str(known.path)).name)
+        assert api.get(f"/items/{item['id']}").json() == item
+    level = api.get("/items", params={"label": "level", "limit": 500}).json()
+    assert {item["label"] for item in level["items"]} == {"level"}
+    assert level["next"] is None
+    assert api.get("/items", params={"label": "nobody"}).json() == {"items": [], "next": None}
+
+
+def test_classes_anchors_and_typical_pictures(api: TestClient) -> None:
+    assert api.get("/classes").json() == {
+        "classes": [{"name": name, "items": 40} for name in CLASSES],
+        "unlabelled": 0,
+    }
+    anchors = api.get("/anchors").json()["anchors"]
+    assert sorted(anchor["name"] for anchor in anchors) == CLASSES
+    one = api.get("/anchors/2", params={"k": 6}).json()
+    assert one["name"] == anchors[2]["name"]
+    assert {hit["label"] for hit in one["typical"]} == {one["name"]}
+    distances = [hit["distance"] for hit in one["typical"]]
+    assert distances == sorted(distances)
+    assert len(distances) == 6
+
+
+def test_thumbnails(api: TestClient, own_gallery: Path) -> None:
+    answer = api.get("/items/3/thumbnail")
+    assert answer.headers["Content-Type"] == "image/jpeg"
+    assert Image.open(io.BytesIO(answer.content)).size == (12, 12)
+
+
+def test_thumbnails_are_made_where_none_are_kept(own_gallery: Path, stripe_files: Path, tmp_path: Path) -> None:
+    gallery = Gallery.create(tmp_path / "plain", Gallery.open(own_gallery).model)
+    gallery.add(stripe_files / "train" / "level")
+    gone = gallery.add_embeddings(np.zeros((1, gallery.dim), np.float32), paths=["/nowhere/x.png"])
+    with client_of(gallery.path) as api:
+        assert Image.open(io.BytesIO(api.get("/items/0/thumbnail").content)).format == "JPEG"
+        assert api.get(f"/items/{gone[0]}/thumbnail").status_code == 404
+
+
+def test_the_map_places_items_anchors_and_queries(api: TestClient, query: Query) -> None:
+    drawn = api.get("/map").json()
+    assert drawn["classes"] == CLASSES
+    assert sorted(drawn["items"]["id"]) == list(range(160))
+    assert drawn["total"] == 160
+    assert [drawn["items"]["label"].count(row) for row in range(4)] == [40] * 4
+    few = api.get("/map", params={"limit": 8}).json()["items"]["label"]
+    assert [few.count(row) for row in range(4)] == [2] * 4
+    for label in CLASSES:
+        x, y = api.post("/search", content=query(label), headers=PNG).json()["place"]
+        at = {one["name"]: (one["x"] - x) ** 2 + (one["y"] - y) ** 2 for one in drawn["anchors"]}
+        assert min(at, key=lambda name: at[name]) == label
+
+
+def test_info_health_readiness_and_metrics(api: TestClient, built: Path) -> None:
+    info = api.get("/info").json()
+    gallery = Gallery.open(built)
+    assert (info["name"], info["items"], info["classes"], info["dim"]) == ("gallery", 160, 4, gallery.dim)
+    assert info["model"]["fingerprint"] == gallery.model.fingerprint  # type: ignore[union-attr]
+    assert info["version"] == kedge.__version__
+    assert (info["writable"], info["calibrated"], info["thumbnails"]) == (False, True, 32)
+    assert api.get("/health").json() == {"status": "alive"}
+    assert api.get("/ready").json() == {"status": "ready"}
+    api.get("/items/1")
+    text = api.get("http://localhost/metrics").text
+    assert 'kedge_requests_total{method="GET",route="/items/{id}",status="200"}' in text
+    assert "kedge_gallery_items 160.0" in text
+
+
+def test_errors_are_one_sentence(api: TestClient, query: Query) -> None:
+    cases: list[tuple[int, httpx.Response]] = [
+        (404, api.get("/items/160")),
+        (404, api.get("/items/160/similar")),
+        (404, api.get("/items/160/thumbnail")),
+        (404, api.get("/anchors/4")),
+        (404, api.get("/nothing")),
+        (405, api.put("/items/1")),
+        (415, api.post("/search", content=b"hello", headers={"Content-Type": "text/plain"})),
+        (415, api.post("/search", content=b"hello")),
+        (422, api.post("/search", content=b"hello", headers=PNG)),
+        (422, api.post("/search", content=b"", headers=PNG)),
+        (422, api.post("/search", params={"k": 0}, content=query("level"), headers=PNG)),
+        (422, api.post("/search", params={"k": 201}, content=query("level"), headers=PNG)),
+        (422, api.post("/search", params={"method": "magic"}, content=query("level"), headers=PNG)),
+        (422, api.post("/search", files={"other": query("level")})),
+        (422, api.get("/items", params={"labels": "level"})),
+        (400, api.post("/search", content=b"x", headers={"Content-Type": "multipart/form-data; boundary=b"})),
+        (403, api.post("/items", content=query("level"), headers=PNG)),
+        (403, api.delete("/items/1")),
+    ]
+    for status, answer in cases:
+        assert answer.status_code == status, answer.text
+        assert list(answer.json()) == ["error"]
+        assert answer.json()["error"].endswith((".", "…"))
+
+
+def test_a_gallery_of_vectors_is_searched_by_its_items(tmp_path: Path, query: Query) -> None:
+    gallery = Gallery.create(tmp_path / "vectors", dim=3)
+    gallery.add_embeddings(np.random.default_rng(0).normal(size=(50, 3)), metadata={"year": list(range(50))})
+    with client_of(gallery.path) as api:
+        assert api.get("/info").json()["model"] is None
+        assert len(api.get("/items/3/similar", params={"k": 4, "probes": 9}).json()["searches"][0]["hits"]) == 4
+        assert api.get("/items/3").json()["metadata"] == {"year": 3}
+        assert api.get("/items/3/thumbnail").status_code == 404
+        assert api.post("/search", content=query("level"), headers=PNG).status_code == 422
+        assert len(api.get("/map").json()["items"]["id"]) == 50
+
+
+def test_an_empty_gallery_answers_with_nothing(built: Path, tmp_path: Path, query: Query) -> None:
+    gallery = Gallery.create(tmp_path / "empty", Gallery.open(built).model)
+    with client_of(gallery.path) as api:
+        assert api.post("/search", content=query("level"), headers=PNG).json()["searches"][0]["hits"] == []
+        assert api.get("/map").json()["items"]["id"] == []
+        assert api.get("/items").json() == {"items": [], "next": None}
+        assert api.get("/classes").json()["classes"] == []
+
+
+def test_pictures_are_added_and_removed(writable: TestClient, own_gallery: Path, query: Query) -> None:
+    added = writable.post("/items", params={"label": "level"}, content=query("level"), headers=PNG)
+    assert added.status_code == 201
+    item = added.json()
+    assert item["label"] == "level"
+    hits = writable.post("/search", content=query("level"), headers=PNG).json()["searches"][0]["hits"]
+    assert (hits[0]["id"], hits[0]["distance"]) == (item["id"], pytest.approx(0, abs=1e-3))
+    assert writable.get(f"/items/{item['id']}/thumbnail").status_code == 200
+    again = writable.post("/items", params={"label": "level"}, content=query("level"), headers=PNG)
+    assert (again.status_code, str(item["id"]) in again.json()["error"]) == (409, True)
+    assert Gallery.open(own_gallery).item(item["id"]).label == "level"
+    assert writable.delete(f"/items/{item['id']}").status_code == 204
+    assert writable.delete(f"/items/{item['id']}").status_code == 404
+    assert writable.get(f"/items/{item['id']}").status_code == 404
+    assert writable.get("/info").json()["items"] == 160
+
+
+def test_a_label_that_is_new_becomes_a_class(writable: TestClient, query: Query) -> None:
+    for number in range(3):
+        content = query("checked", number)
+        assert writable.post("/items", params={"label": "new one"}, content=content, headers=PNG).status_code == 201
+    assert {"name": "new one", "items": 3} in writable.get("/classes").json()["classes"]
+    assert "new one" in {one["name"] for one in writable.get("/map").json()["anchors"]}
+
+
+def test_nothing_but_pictures_is_kept(writable: TestClient, own_gallery: Path) -> None:
+    assert writable.post("/items", content=b"<script>", headers=PNG).status_code == 422
+    assert not (own_gallery / "uploads").exists()
+    for label in ("", "x" * 201, "two\nlines"):
+        assert writable.post("/items", params={"label": label}, content=b"x", headers=PNG).status_code == 422
+
+
+def test_a_new_version_is_seen_at_once(api: TestClient, own_gallery: Path) -> None:
+    with client_of(own_gallery) as other:
+        assert other.get("/info").json()["items"] == 160
+        Gallery.open(own_gallery).remove([5, 6])
+        assert other.get("/info").json()["items"] == 158
+        assert other.get("/items/5").status_code == 404
+        assert 6 not in [hit["id"] for hit in other.get("/items/7/similar").json()["searches"][0]["hits"]]
+
+
+# ---------------------------------------------------------------------- many at once
+
+
+def test_queries_that_arrive_together_share_a_batch(built: Path, query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    go = threading.Event()
+    plain = batching.SharedEncoder._embed
+
+    def slow(self: batching.SharedEncoder, several: list) -> np.ndarray:  # type: ignore[type-arg]
+        sizes.append(len(several))
+        if len(sizes) == 2:  # the first was the server's own, to get ready
+            go.wait(10)
+        return plain(self, several)
+
+    monkeypatch.setattr(batching.SharedEncoder, "_embed", slow)
+    expected = [Gallery.open(built).search(query(label), k=1).ids for label in CLASSES]
+
+    async def ask() -> list[list[int]]:
+        app = create_app(built, Settings(batch=3))
+        async with app.router.lifespan_context(app):
+            transport = httpx.ASGITransport(app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost/api/v1") as client:
+
+                async def one(label: str) -> list[int]:
+                    answer = await client.post("/search", params={"k": 1}, content=query(label), headers=PNG)
+                    return [hit["id"] for hit in answer.json()["searches"][0]["hits"]]
+
+                first = asyncio.create_task(one(CLASSES[0]))
+                while len(sizes) < 2:
+                    await asyncio.sleep(0.01)
+                others = [asyncio.create_task(one(label)) for label in CLASSES[1:] + CLASSES]
+                await asyncio.sleep(0.5)
+                go.set()
+                return await asyncio.gather(first, *others)
+
+    found = asyncio.run(ask())
+    assert sizes[:2] == [1, 1]
+    assert sorted(sizes[2:]) == [1, 3, 3]
+    assert found == [*expected, *expected]
+
+
+def test_whoever_comes_too_many_is_told_to_come_back(
+    built: Path, query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = threading.Event()
+    plain = batching.SharedEncoder._embed
+    calls: list[int] = []
+
+    def slow(self: batching.SharedEncoder, several: list) -> np.ndarray:  # type: ignore[type-arg]
+        calls.append(1)
+        if len(calls) > 1:
+            go.wait(10)
+        return plain(self, several)
+
+    monkeypatch.setattr(batching.SharedEncoder, "_embed", slow)
+    with client_of(built, Settings(waiting=2)) as api:
+        answers: list[httpx.Response] = []
+        threads = [
+            threading.Thread(target=lambda: answers.append(api.post("/search", content=query("level"), headers=PNG)))
+            for _ in range(2)
+        ]
+        for thread in threads:
+            thread.start()
+        end = time.monotonic() + 10
+        while "kedge_requests_inside 2.0" not in api.get("http://localhost/metrics").text and time.monotonic() < end:
+            time.sleep(0.02)
+        refused = api.post("/search", content=query("level"), headers=PNG)
+        assert refused.status_code == 429
+        assert int(refused.headers["Retry-After"]) >= 1
+        assert api.get("/info").status_code == 200  # those that look are not in the way
+        go.set()
+        for thread in threads:
+            thread.join()
+        assert [answer.status_code for answer in answers] == [200, 200]
+        assert api.post("/search", content=query("level"), headers=PNG).status_code == 200
+
+
+# ---------------------------------------------------------------------- the client, and the real thing
+
+
+def test_the_client_and_the_command(
+    own_gallery: Path, stripe_files: Path, serving: Callable[..., object], key: str, query: Query
+) -> None:
+    with serving(own_gallery, "--writable", key=key) as server:  # type: ignore[attr-defined]
+        client = kedge.Client(server.url, key)
+        assert client.info()["items"] == 160
+        assert [one["name"] for one in client.classes()] == CLASSES
+        file = next((stripe_files / "test" / "slanted").iterdir())
+        for picture in (file, str(file), file.read_bytes()):
+            found = client.search(picture, k=3, labels=["slanted", "level"])
+            assert found["searches"][0]["hits"][0]["label"] == "slanted"
+        assert len(client.search(4, method="both")["searches"]) == 2
+        assert len(list(client.items())) == 160
+        assert len(list(client.items("level"))) == 40
+        assert client.thumbnail(0)[:2] == b"\xff\xd8"
+        item = client.add(file, "slanted")
+        assert client.item(item["id"]) == item
+        client.remove(item["id"])
+        with pytest.raises(ServiceError, match=r"There is no item"):
+            client.item(item["id"])
+        with pytest.raises(ServiceError, match="key"):
+            kedge.Client(server.url).info()
+        with pytest.raises(ConfigError, match="cannot be read"):
+            client.search("nowhere.png")
+        assert server.stop() == 0
+        with pytest.raises(ServiceError, match="does not answer"):
+            client.info()
+    with pytest.raises(ConfigError, match="http"):
+        kedge.Client("localhost:8000")
+
+
+def test_the_description_is_complete(api: TestClient) -> None:
+    described = json.loads(api.get("/openapi.json").text)
+    paths = {path.removeprefix("/api/v1") for path in described["paths"]}
+    assert paths == {
+        *("/search", "/items", "/items/{id}", "/items/{id}/similar", "/items/{id}/thumbnail"),
+        *("/classes", "/anchors", "/anchors/{anchor}", "/map", "/info", "/health", "/ready"),
+    }
+    for methods in described["paths"].values():
+        for operation in methods.values():
+            assert operation["description"].endswith(".")

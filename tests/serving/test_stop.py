@@ -1,0 +1,271 @@
+from __future__ import annotations
+
+import hashlib
+import http.client
+import io
+import json
+import random
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from kedge.gallery import Gallery
+from kedge.serving.client import Client
+
+SEARCHERS = 16
+WRITERS = 2
+BUSY = (429, 503)
+"""What a server may answer that has too much to do, or stops."""
+
+
+class Server(Protocol):
+    process: subprocess.Popen[str]
+    url: str
+    log: Path
+
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> int: ...
+
+
+Serving = Callable[..., AbstractContextManager[Server]]
+Query = Callable[..., bytes]
+
+
+@dataclass
+class Caller:
+    """Calls a server over new connections, until one is refused."""
+
+    url: str
+    key: str
+    answers: list[tuple[float, int, dict[str, Any]]] = field(default_factory=list)
+    """When it came, its status, what it said."""
+    lost: list[str] = field(default_factory=list)
+    """What became of requests on accepted connections that got no whole answer."""
+    refused: float | None = None
+    """When the first connection was refused."""
+
+    def ask(self, method: str, path: str, content: bytes | None = None) -> tuple[int, dict[str, Any]] | None:
+        """The answer; none if the connection was refused, or the answer lost."""
+        connection = http.client.HTTPConnection(urlsplit(self.url).netloc, timeout=60)
+        try:
+            connection.connect()
+        except ConnectionRefusedError:
+            self.refused = time.monotonic()
+            return None
+        headers = {"Authorization": f"Bearer {self.key}", "Content-Type": "image/png"}
+        try:
+            connection.request(method, f"/api/v1{path}", content, headers)
+            answer = connection.getresponse()
+            found = json.loads(answer.read() or b"{}")
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            self.lost.append(f"{method} {path}: {error!r}")
+            return None
+        finally:
+            connection.close()
+        self.answers.append((time.monotonic(), answer.status, found))
+        return answer.status, found
+
+    @property
+    def is_over(self) -> bool:
+        return self.refused is not None or bool(self.lost)
+
+
+class Searcher(Caller):
+    """Searches with one picture, again and again."""
+
+    def work(self, picture: bytes) -> None:
+        while not self.is_over:
+            self.ask("POST", "/search?k=5", picture)
+
+
+class Writer(Caller):
+    """Adds pictures and removes every third of them, and keeps what it was told."""
+
+    def __init__(self, url: str, key: str, seed: int) -> None:
+        super().__init__(url, key)
+        self.chance = np.random.default_rng(seed)
+        self.added: dict[int, bytes] = {}
+        self.removed: dict[int, bytes] = {}
+        self.open: list[bytes] = []
+        """Pictures whose adding or removing was never acknowledged."""
+
+    def work(self) -> None:
+        while not self.is_over:
+            picture = new_picture(self.chance)
+            answer = self.ask("POST", "/items?label=new", picture)
+            if answer is None or answer[0] != 201:
+                self.open.append(picture)
+                continue
+            self.added[answer[1]["id"]] = picture
+            if (len(self.added) + len(self.removed)) % 3 == 0:
+                self.remove(answer[1]["id"])
+
+    def remove(self, id: int) -> None:
+        answer = self.ask("DELETE", f"/items/{id}")
+        picture = self.added.pop(id)
+        if answer is None or answer[0] != 204:
+            self.open.append(picture)
+        else:
+            self.removed[id] = picture
+
+
+def new_picture(chance: np.random.Generator) -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(chance.integers(0, 256, (12, 12, 3), np.uint8)).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def digest_of(picture: bytes) -> str:
+    return hashlib.sha256(picture).hexdigest()
+
+
+def start(act: Callable[..., None], *arguments: object) -> threading.Thread:
+    thread = threading.Thread(target=act, args=arguments, daemon=True)
+    thread.start()
+    return thread
+
+
+def wait_until(holds: Callable[[], bool], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def check_written(url: str, key: str, before: set[str], writers: list[Writer]) -> set[str]:
+    """All that was acknowledged is as it was said to be, and nothing else has changed; the names that are there."""
+    client = Client(url, key)
+    there = {item["id"]: item for item in client.items()}
+    for writer in writers:
+        for id, picture in writer.added.items():
+            assert there[id] == {"id": id, "name": digest_of(picture), "label": "new", "metadata": {}}
+            Image.open(io.BytesIO(client.thumbnail(id))).load()
+        for id in writer.removed:
+            assert id not in there
+    names = [item["name"] for item in there.values()]
+    added = {digest_of(picture) for writer in writers for picture in writer.added.values()}
+    unsure = {digest_of(picture) for writer in writers for picture in writer.open}
+    assert before | added <= set(names) <= before | added | unsure
+    assert len(names) == len(set(names))
+    last = next(iter(reversed(writers[0].added.items())))
+    nearest = client.search(last[1], k=1, method="brute_force")["searches"][0]["hits"][0]
+    assert nearest["id"] == last[0]
+    assert nearest["distance"] < 1e-3
+    return set(names)
+
+
+def names_in(gallery: Path) -> set[str]:
+    return {Path(path).name for batch in Gallery.open(gallery).batches(["path"]) for path in batch["path"].to_pylist()}
+
+
+def test_a_stop_under_load_loses_no_request(own_gallery: Path, serving: Serving, key: str, query: Query) -> None:
+    before = names_in(own_gallery)
+    with serving(own_gallery, "--writable", key=key) as server:
+        searchers = [Searcher(server.url, key) for _ in range(SEARCHERS)]
+        writers = [Writer(server.url, key, seed) for seed in range(WRITERS)]
+        threads = [start(searcher.work, query("level", row % 10)) for row, searcher in enumerate(searchers)]
+        threads += [start(writer.work) for writer in writers]
+        callers: list[Caller] = [*searchers, *writers]
+        wait_until(lambda: all(caller.answers for caller in callers))
+        time.sleep(1)
+        told = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(30) == 0
+        for thread in threads:
+            thread.join(30)
+        assert not any(thread.is_alive() for thread in threads)
+        log = server.log.read_text()
+
+    assert [lost for caller in callers for lost in caller.lost] == []
+    for caller in callers:
+        assert caller.refused is not None
+        assert caller.refused > told
+    for searcher in searchers:
+        for _, status, said in searcher.answers:
+            if status == 200:
+                assert len(said["searches"][0]["hits"]) == 5
+            else:
+                assert status in BUSY
+                assert said["error"].endswith(".")
+    assert any(when > told and status == 200 for searcher in searchers for when, status, _ in searcher.answers)
+    # A write is never given up: what was sent is done.
+    assert [picture for writer in writers for picture in writer.open if writer.refused is None] == []
+    assert any(when > told and status == 201 for writer in writers for when, status, _ in writer.answers)
+    assert key not in log
+    assert "Traceback" not in log
+
+    with serving(own_gallery, key=key) as server:
+        check_written(server.url, key, before, writers)
+
+
+def test_what_another_process_writes_is_seen_at_once(
+    own_gallery: Path, serving: Serving, tmp_path: Path, query: Query
+) -> None:
+    picture = tmp_path / "another.png"
+    picture.write_bytes(query("slanted", 3))
+    with serving(own_gallery) as server:
+        client = Client(server.url)
+        first = client.info()
+        other = Gallery.open(own_gallery)
+        [id] = other.add([picture], ["another"])
+
+        assert client.info()["items"] == first["items"] + 1
+        assert client.info()["record"]["version"] > first["record"]["version"]
+        assert client.item(id)["name"] == "another.png"
+        assert {"name": "another", "items": 1} in client.classes()
+        for method in ("two_stage", "brute_force"):
+            [search] = client.search(picture, k=1, method=method, labels=["another"], probes=5)["searches"]
+            assert [hit["id"] for hit in search["hits"]] == [id]
+
+        other.remove(id)
+        assert client.info()["items"] == first["items"]
+        assert id not in [item["id"] for item in client.items()]
+        assert id not in [
+            hit["id"] for hit in client.search(picture, k=200, method="brute_force")["searches"][0]["hits"]
+        ]
+
+        other.optimize()
+        assert client.info()["items"] == first["items"]
+        assert client.search(picture, k=1)["searches"][0]["hits"][0]["label"] == "slanted"
+        assert server.stop() == 0
+
+
+def kill_again_and_again(gallery: Path, serving: Serving, key: str, kills: int, seed: int) -> None:
+    chance = random.Random(seed)
+    names = names_in(gallery)
+    writers: list[Writer] = []
+    for turn in range(kills + 1):
+        with serving(gallery, "--writable", key=key) as server:
+            if turn > 0:
+                names = check_written(server.url, key, names, writers)
+            if turn == kills:
+                return
+            writers = [Writer(server.url, key, chance.getrandbits(64)) for _ in range(WRITERS)]
+            threads = [start(writer.work) for writer in writers]
+            wait_until(lambda: all(writer.removed for writer in writers))  # noqa: B023
+            time.sleep(chance.uniform(0, 0.5))
+            assert server.stop(signal.SIGKILL) == -signal.SIGKILL
+            for thread in threads:
+                thread.join(30)
+            assert not any(thread.is_alive() for thread in threads)
+            assert any(writer.lost for writer in writers)
+
+
+def test_what_was_acknowledged_outlives_a_kill(own_gallery: Path, serving: Serving, key: str) -> None:
+    kill_again_and_again(own_gallery, serving, key, kills=2, seed=0)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_what_was_acknowledged_outlives_many_kills(own_gallery: Path, serving: Serving, key: str) -> None:
+    kill_again_and_again(own_gallery, serving, key, kills=10, seed=1)
