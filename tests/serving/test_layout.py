@@ -107,11 +107,14 @@ def test_a_row_is_placed_alike_alone_and_among_others() -> None:
     assert (together == alone).all()
 
 
-def test_a_row_as_far_from_all_anchors_is_placed_alike_alone_and_among_others() -> None:
-    layout = Layout.of(np.eye(40, 64), np.zeros((0, 64)), NONE)
-    chance = np.random.default_rng(3)
-    rows = np.zeros((600, 64))
-    rows[:, 40:] = chance.normal(size=(600, 24))
+@pytest.mark.parametrize("scale", [0.1, 1e20])
+def test_ties_and_absurd_distances_are_no_exception(scale: float) -> None:
+    base = np.ones((1, 1))
+    for _ in range(6):
+        base = np.block([[base, base], [base, -base]])
+    layout = Layout.of(base[:40], np.zeros((0, 64)), NONE)
+    # Whatever is made of the other rows is as far from each of the forty as from any other.
+    rows = scale * np.random.default_rng(3).integers(-3, 4, (600, 24)) @ base[40:]
     alone = np.concatenate([layout.place(row[None]) for row in rows])
     assert (layout.place(rows) == alone).all()
 
@@ -157,7 +160,7 @@ def test_like_anchors_are_neighbours() -> None:
     for pair in range(0, 20, 2):
         anchors[pair + 1] = (anchors[pair] + anchors[pair + 1]) / 2
     layout = Layout.of(anchors, np.zeros((0, 128)), NONE)
-    assert np.mean([rank(layout, pair, pair + 1) for pair in range(0, 20, 2)]) < 4
+    assert np.mean([rank(layout, pair, pair + 1) for pair in range(0, 20, 2)]) < 2
 
 
 def test_lists_that_are_confused_are_neighbours() -> None:
@@ -209,17 +212,38 @@ def test_outliers_are_at_the_rim() -> None:
     assert (outer > inner).mean() > 0.9
 
 
-def test_parts_of_a_class_stay_apart() -> None:
+def test_who_is_far_in_a_way_the_chart_does_not_show_is_at_the_rim_too() -> None:
     anchors, sample, places = clusters(10, 64, 2000)
+    sample[:, 32:] = anchors[places, 32:]
+    layout = Layout.of(anchors, sample, places)
+    far = sample.copy()
+    far[:, 32:] += 0.4 * np.random.default_rng(5).standard_normal(32)
+    plain = np.linalg.norm(layout.place(sample) - layout.anchors[places], axis=1)
+    moved = np.linalg.norm(layout.place(far) - layout.anchors[places], axis=1)
+    assert np.median(moved) > 1.3 * np.median(plain)
+
+
+def test_parts_of_a_class_stay_apart() -> None:
+    anchors, sample, places = clusters(30, 128, 3000, noise=0.3)
     chance = np.random.default_rng(4)
-    parts = chance.integers(0, 2, 2000)
-    ways = 0.5 / 8 * chance.standard_normal((10, 64))
+    parts = chance.integers(0, 2, 3000)
+    ways = 0.25 * np.linalg.qr(chance.standard_normal((128, 30)))[0].T
     sample = sample + np.where(parts[:, None] == 1, ways[places], -ways[places])
     spots = Layout.of(anchors, sample, places).place(sample)
-    for place in range(10):
+    for place in range(30):
         here, which = spots[places == place], parts[places == place]
         means = np.stack([here[which == part].mean(axis=0) for part in range(2)])
         assert (nearest(here, means) == which).mean() > 0.9
+
+
+def test_a_chain_of_anchors_stays_a_chain() -> None:
+    chance = np.random.default_rng(6)
+    steps = np.linalg.qr(chance.standard_normal((64, 40)))[0].T
+    anchors = np.cumsum(steps, axis=0)
+    places = np.repeat(np.arange(40), 20)
+    sample = anchors[places] + 0.02 * chance.standard_normal((800, 64))
+    layout = Layout.of(anchors, sample, places)
+    assert np.mean([rank(layout, link, link + 1) for link in range(39)]) < 1.8
 
 
 def test_neighbours_are_kept_better_than_by_projection() -> None:

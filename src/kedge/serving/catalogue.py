@@ -10,7 +10,10 @@ import numpy as np
 
 from kedge.gallery.search import Columns, Snapshot
 
-__all__ = ["Catalogue", "Listed", "shown_name"]
+__all__ = ["UPLOADS", "Catalogue", "Listed", "shown_name"]
+
+UPLOADS = "uploads"
+"""The folder in a gallery for the pictures that were sent to it."""
 
 
 @dataclass(frozen=True)
@@ -129,5 +132,7 @@ class Catalogue:
 
 
 def shown_name(path: str | None) -> str | None:
-    """The last part of a path: where a server keeps its files is nobody's business."""
-    return None if path is None else PurePath(path).name
+    """The last part of a path: where a server keeps its files is nobody's business. Uploads have no name."""
+    if path is None or PurePath(path).parent.name == UPLOADS:
+        return None
+    return PurePath(path).name

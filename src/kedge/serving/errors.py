@@ -55,9 +55,11 @@ def answer_errors(app: FastAPI) -> None:
     @app.exception_handler(KedgeError)
     async def expected(request: Request, error: KedgeError) -> JSONResponse:
         del request
-        if isinstance(error, (PictureError, ConfigError)):
+        if isinstance(error, PictureError):
             return as_response(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
-        # What is wrong with the gallery names files, which are nobody's business.
+        # Other errors name files, which are nobody's business.
+        if isinstance(error, ConfigError):
+            return as_response(HTTPStatus.UNPROCESSABLE_ENTITY, "This gallery cannot be asked for that.")
         busy = isinstance(error, GalleryError)
         sentence = "The gallery cannot be used at the moment: try again." if busy else "The server failed: try again."
         return as_response(HTTPStatus.SERVICE_UNAVAILABLE, sentence)

@@ -259,8 +259,7 @@ def _islands(starts: list[np.ndarray], pairs: Pairs) -> tuple[np.ndarray, float]
     """The middles of islands, and the radius that all of them have."""
     count = len(starts[0])
     spots = min((_settled(start, pairs) for start in starts), key=lambda spots: _loss(spots, pairs))
-    apart = 2.3 * float(np.sqrt(np.square(spots).sum(axis=1).mean() / count))
-    spots = _pushed_apart(spots, apart)
+    spots, apart = _pushed_apart(spots)
     spots = spots @ np.linalg.svd(spots, full_matrices=False)[2].T
     distances = _distances(spots, spots, np.square(spots).sum(axis=1))
     np.fill_diagonal(distances, np.inf)
@@ -303,22 +302,29 @@ def _loss(spots: np.ndarray, pairs: Pairs) -> float:
     return float((wanted * apart).sum() + np.log(closeness.sum() - len(spots)))
 
 
-def _pushed_apart(spots: np.ndarray, apart: float) -> np.ndarray:
-    """Islands that are too close give way, both by the same."""
+def _pushed_apart(spots: np.ndarray) -> tuple[np.ndarray, float]:
+    """Islands that are too close give way, both by the same; and how far apart they are to be."""
+    # As far as in a disc that they fill; less where they form a line, which would buckle.
+    _, far = _nearest(_distances(spots, spots, np.square(spots).sum(axis=1)), 5, _TINY)
+    apart = 2.3 * float(np.sqrt(np.square(spots).sum(axis=1).mean() / len(spots)))
+    if len(spots) > 4:
+        apart = min(apart, max(0.75 * float(np.median(np.sqrt(far[:, 4]))), apart / 4))
     # Two that want nothing but each other may have met in one point.
-    spots = spots + apart / 100 * _sunflower(len(spots))
-    for _ in range(int(np.clip(_WORK / 4 / len(spots) ** 2, 10, 150))):
+    spots = spots + 1e-3 * apart * _sunflower(len(spots))
+    rounds = int(np.clip(_WORK / 4 / len(spots) ** 2, 15, 150))
+    # What is close together grows little by little, so that it keeps its shape.
+    for wanted in apart * np.minimum(10 ** np.linspace(-2, 0.5, rounds), 1):
         moved = spots.copy()
         for part in _parts(len(spots)):
-            push = _distances(spots[part], spots, np.square(spots).sum(axis=1))
-            rows, columns = np.nonzero(push < apart**2)
+            distances = _distances(spots[part], spots, np.square(spots).sum(axis=1))
+            rows, columns = np.nonzero(distances < wanted**2)
             ways = spots[part][rows] - spots[columns]
-            lengths = np.maximum(np.sqrt(np.square(ways).sum(axis=1)), apart / 100)
-            ways *= 0.3 * (apart / lengths - 1)[:, None]
+            lengths = np.maximum(np.sqrt(np.square(ways).sum(axis=1)), wanted / 100)
+            ways *= 0.25 * (wanted / lengths - 1)[:, None]
             for axis in range(2):
-                moved[part, axis] += np.bincount(rows, ways[:, axis], len(push))
+                moved[part, axis] += np.bincount(rows, ways[:, axis], len(distances))
         spots = moved
-    return spots
+    return spots, apart
 
 
 def _charted(

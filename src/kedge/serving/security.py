@@ -53,7 +53,7 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        started, status = time.perf_counter(), 500
+        started, status = time.perf_counter(), 0
 
         async def guarded(message: Message) -> None:
             nonlocal status
@@ -62,7 +62,7 @@ class Guard:
                 headers = MutableHeaders(scope=message)
                 for name, value in _HEADERS.items():
                     headers[name] = value
-                headers.setdefault("Cache-Control", "no-store")
+                headers.setdefault("Cache-Control", "no-store" if _is_data(scope["path"]) else "no-cache")
             await send(message)
 
         refused = self._refused(scope)
@@ -71,8 +71,14 @@ class Guard:
                 await as_response(*refused)(scope, receive, guarded)
             else:
                 await self.app(scope, receive, guarded)
+        except Exception:
+            # Answered here, so that this answer, too, has the headers; raised again for the log.
+            if status == 0:
+                failed = HTTPStatus.INTERNAL_SERVER_ERROR, "The server failed: its log says why."
+                await as_response(*failed)(scope, receive, guarded)
+            raise
         finally:
-            self._note(scope, status, time.perf_counter() - started)
+            self._note(scope, status or 500, time.perf_counter() - started)
 
     def _refused(self, scope: Scope) -> tuple[HTTPStatus, str] | None:
         headers = Headers(scope=scope)
@@ -82,7 +88,7 @@ class Guard:
         path, method = scope["path"], scope["method"]
         if method not in _SAFE and not self._same_site(headers, host):
             return HTTPStatus.FORBIDDEN, "Another site's page may not do that."
-        is_open = path in _OPEN or not (path.startswith(f"{API}/") or path == "/metrics")
+        is_open = path in _OPEN or not _is_data(path)
         # A browser asks without a key whether another site's page may ask with one.
         asks_first = method == "OPTIONS" and headers.get("origin", "").lower() in self._origins
         if self.settings.key is not None and not (is_open or asks_first) and not self._knows_key(headers):
@@ -109,7 +115,7 @@ class Guard:
             return True
         if headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
             return False
-        return not origin or urlsplit(origin).netloc == host.lower()
+        return not origin or origin.partition("://")[2] == host.lower()
 
     def _knows_key(self, headers: Headers) -> bool:
         scheme, _, given = headers.get("authorization", "").partition(" ")
@@ -123,6 +129,11 @@ class Guard:
         # The path alone: what else a request says may be a secret.
         path = scope["path"].encode("unicode_escape").decode()[:200]
         log.info("%s %s %d %.1f ms", _known(scope["method"]), path, status, seconds * 1000)
+
+
+def _is_data(path: str) -> bool:
+    """Whether it is the gallery's; the page itself is everybody's."""
+    return path.startswith(f"{API}/") or path == "/metrics"
 
 
 def _known(method: str) -> str:

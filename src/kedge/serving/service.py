@@ -23,7 +23,7 @@ from kedge.gallery import Gallery, Result
 from kedge.gallery.pictures import thumbnail_of
 from kedge.images import read_picture
 from kedge.serving.batching import Gate, SharedEncoder
-from kedge.serving.catalogue import Catalogue
+from kedge.serving.catalogue import UPLOADS, Catalogue
 from kedge.serving.errors import Refused
 from kedge.serving.maps import Maps
 from kedge.serving.metrics import Metrics
@@ -35,7 +35,6 @@ T = TypeVar("T")
 _THUMBNAIL = 256
 """The longer side of those that are made here, where the gallery keeps none."""
 _KEPT = 512
-UPLOADS = "uploads"
 
 
 class Service:
@@ -144,15 +143,16 @@ class Service:
         """A small copy of an item's picture, as JPEG."""
         try:
             kept = self.gallery.thumbnail(id) if self.gallery.thumbnails else None
-            found = kept or self._thumbnail(id)
+            # Looked up each time: a picture goes with its item, even if its copy is remembered.
+            found = kept or self._thumbnail(id, self.gallery.item(id).path)
         except (ConfigError, PictureError):
             found = None
         if found is None:
             raise Refused(HTTPStatus.NOT_FOUND, f"There is no picture of an item {id}.")
         return found
 
-    def _made_thumbnail(self, id: int) -> bytes | None:
-        path = self.gallery.item(id).path
+    def _made_thumbnail(self, id: int, path: str | None) -> bytes | None:
+        del id  # a later item may have a new picture in the same file
         if path is None:
             return None
         return thumbnail_of(read_picture(Path(path), max_pixels=self.settings.max_pixels), _THUMBNAIL)

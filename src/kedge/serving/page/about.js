@@ -3,6 +3,7 @@
 import { byId, make } from './dom.js';
 import { count, moment, plural } from './format.js';
 import { galleryFacts } from './gallery.js';
+import { currentKey } from './key.js';
 
 function rows(facts) {
   const { record, model } = facts;
@@ -28,6 +29,7 @@ export function showFacts() {
   byId('gallery-name').textContent = facts.name;
   byId('gallery-size').textContent = plural(facts.items, 'picture');
   byId('kedge-version').textContent = `Kedge ${facts.version}`;
+  byId('api-link').hidden = currentKey() !== null; // a plain link cannot send the key
   byId('add-open').hidden = !facts.writable;
   document.title = `${facts.name} · Kedge`;
 }

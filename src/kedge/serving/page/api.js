@@ -109,9 +109,7 @@ export function search({ id, blob }, { k, method, probes, labels }, signal) {
 }
 
 /** Adds a picture; an empty label stands for none. */
-export function add(blob, label, name) {
-  const asked = new URLSearchParams();
-  if (label) asked.set('label', label);
-  if (name) asked.set('name', name);
+export function add(blob, label) {
+  const asked = new URLSearchParams(label ? { label } : {});
   return json(`/items?${asked}`, { method: 'POST', body: blob });
 }

@@ -35,7 +35,8 @@ function showView() {
   byId('results-view').hidden = onMap || !asked;
   byId('starters').hidden = onMap || asked;
   byId('shuffle').hidden = onMap || asked;
-  if (!asked) byId('found-title').textContent = onMap ? 'The gallery as a map' : 'Or start from one of these';
+  const invitation = galleryFacts()?.model === null ? 'Start from one of these' : 'Or start from one of these';
+  if (!asked) byId('found-title').textContent = onMap ? 'The gallery as a map' : invitation;
   if (onMap && galleryFacts()) showMap();
 }
 
@@ -142,6 +143,11 @@ function changeView(view) {
 }
 
 function followHistory() {
+  takeKey();
+  if (!galleryFacts()) {
+    start();
+    return;
+  }
   readState();
   keepWithinLimits();
   hideError();
@@ -152,7 +158,9 @@ function followHistory() {
 
 /* After the gallery has changed: its facts, and what is on the page. */
 async function refresh() {
+  const { classes } = galleryFacts();
   await loadGallery();
+  if (classes !== galleryFacts().classes) forgetResults(); // the colours of the classes have changed
   showFacts();
   forgetMap();
   if (state.view === 'map') showMap();
@@ -209,6 +217,10 @@ byId('view-results').addEventListener('click', () => changeView('results'));
 byId('view-map').addEventListener('click', () => changeView('map'));
 byId('shuffle').addEventListener('click', () => showStarters(ask, true).catch((error) => showError(error)));
 byId('home').addEventListener('click', goHome);
+byId('skip').addEventListener('click', (event) => {
+  event.preventDefault(); // a new history entry would lose a dropped picture
+  byId('found').focus();
+});
 byId('add').addEventListener('click', addQuery);
 addEventListener('popstate', followHistory);
 start();

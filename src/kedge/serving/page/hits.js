@@ -34,8 +34,8 @@ export function hitCard(hit, { onSearch, onRemove }) {
     make(
       'span',
       { class: 'hit-words' },
-      make('span', { class: 'hit-line' }, labelDot(hit.label), make('span', { class: 'hit-label' }, label), shown),
-      make('span', { class: 'bar' }, fill),
+      make('span', { class: 'hit-line' }, labelDot(hit.label), make('span', { class: 'hit-label' }, label)),
+      make('span', { class: 'hit-line' }, make('span', { class: 'bar' }, fill), shown),
       hit.name === null ? null : make('span', { class: 'hit-name' }, hit.name),
     ),
   );

@@ -73,7 +73,7 @@ function nearestPoint(x, y, reach) {
 }
 
 function describePoint(at) {
-  const group = map.data.class[at];
+  const group = map.data.label[at];
   return { id: map.data.id[at], label: group < 0 ? null : map.classes[group] };
 }
 
@@ -201,6 +201,7 @@ export function setUpMap(onSearch) {
   byId('map-in').addEventListener('click', change(() => view.zoomBy(1.6)));
   byId('map-out').addEventListener('click', change(() => view.zoomBy(1 / 1.6)));
   byId('map-reset').addEventListener('click', change(() => view.reset()));
+  byId('map-tip').addEventListener('mousedown', (event) => event.preventDefault()); // else the canvas loses the focus
   byId('map-tip').addEventListener('click', (event) => {
     hideTip();
     onSearch({ id: Number(event.currentTarget.dataset.id) });

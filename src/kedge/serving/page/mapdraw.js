@@ -3,7 +3,7 @@
 import { classColour, classShape } from './colours.js';
 import { isDark } from './theme.js';
 
-const ROOM_FOR_PICTURES = 70;
+const ROOM_FOR_PICTURES = 110;
 const PICTURE = 40;
 const FULL_TURN = 2 * Math.PI;
 
@@ -41,7 +41,7 @@ function drawPoints(pen, map, view, seen, look) {
   const radius = Math.min(2.6 * Math.sqrt(view.zoom), 7) * (map.data.id.length > 1500 ? 1 : 1.3);
   const byClass = new Map();
   for (const point of seen) {
-    const group = map.data.class[point.at];
+    const group = map.data.label[point.at];
     if (!byClass.has(group)) byClass.set(group, []);
     byClass.get(group).push(point);
   }
@@ -61,7 +61,7 @@ function drawPictures(pen, map, seen, look) {
   for (const { at, x, y } of seen) {
     const image = look.pictureOf(map.data.id[at]);
     if (!image) continue;
-    const group = map.data.class[at];
+    const group = map.data.label[at];
     pen.globalAlpha = look.highlight === null || look.highlight === group ? 1 : 0.2;
     pen.save();
     pen.beginPath();
@@ -76,9 +76,12 @@ function drawPictures(pen, map, seen, look) {
   pen.globalAlpha = 1;
 }
 
-function ring(pen, x, y, radius, colours, thick = 2) {
+/* About a point a circle, about a picture a frame. */
+function ring(pen, { x, y }, radius, close, colours, thick) {
+  const half = PICTURE / 2 + radius;
   pen.beginPath();
-  pen.arc(x, y, radius, 0, FULL_TURN);
+  if (close) pen.roundRect(x - half, y - half, 2 * half, 2 * half, 10);
+  else pen.arc(x, y, radius, 0, FULL_TURN);
   pen.lineWidth = thick + 2.5;
   pen.strokeStyle = colours.edge;
   pen.stroke();
@@ -169,13 +172,10 @@ export function drawMap(pen, map, view, look) {
   const close = view.zoom > 1.5 && seen.length <= ROOM_FOR_PICTURES;
   const radius = drawPoints(pen, map, view, seen, look);
   if (close) drawPictures(pen, map, seen, look);
-  seen.filter(({ at }) => look.hits.has(map.data.id[at])).forEach(({ x, y }) => {
-    ring(pen, x, y, close ? PICTURE * 0.72 : radius + 2.5, colours);
-  });
+  const marked = close ? 4 : radius + 2.5;
+  seen.filter(({ at }) => look.hits.has(map.data.id[at])).forEach((hit) => ring(pen, hit, marked, close, colours, 2));
   drawAnchors(pen, map, view, look, colours);
   if (look.place) drawQuery(pen, look.place, view, colours);
-  if (look.aim !== null) {
-    const { at, x, y } = seen.find((point) => point.at === look.aim) ?? {};
-    if (at !== undefined) ring(pen, x, y, close ? PICTURE * 0.72 : radius + 5, colours, 3);
-  }
+  const aim = seen.find(({ at }) => at === look.aim);
+  if (aim) ring(pen, aim, marked + 2, close, colours, 3);
 }

@@ -7,7 +7,7 @@ import { labelDot } from './hits.js';
 
 function perClass(map) {
   const numbers = map.classes.map(() => 0);
-  map.data.class.forEach((group) => {
+  map.data.label.forEach((group) => {
     if (group >= 0) numbers[group] += 1;
   });
   return numbers;
@@ -47,7 +47,7 @@ export function showPinned(pinned) {
 /** Says in words and as a table what the map shows. */
 export function describeMap(map, { hits, place, nearestName }) {
   const numbers = perClass(map);
-  const groupOf = new Map(map.data.id.map((id, at) => [id, map.data.class[at]]));
+  const groupOf = new Map(map.data.id.map((id, at) => [id, map.data.label[at]]));
   const hitsIn = map.classes.map(() => 0);
   hits.forEach((id) => {
     if (groupOf.get(id) >= 0) hitsIn[groupOf.get(id)] += 1;

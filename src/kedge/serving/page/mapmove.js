@@ -24,6 +24,7 @@ export function moveMap(canvas, view, acts) {
     const { x, y } = place(event);
     const lines = event.deltaMode === 1 ? 16 : 1;
     view.zoomBy(Math.exp(-event.deltaY * lines * (event.ctrlKey ? 0.01 : 0.0018)), x, y);
+    acts.leave();
     acts.redraw();
   }, { passive: false });
 

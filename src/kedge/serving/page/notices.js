@@ -12,7 +12,8 @@ export function showError(error, again = null, place = byId('error')) {
     hideError(place);
     again();
   });
-  place.replaceChildren(icon('alert'), make('p', {}, error.message), ...(retry ? [retry] : []));
+  const words = error.status === undefined ? 'The page could not show the answer.' : error.message;
+  place.replaceChildren(icon('alert'), make('p', {}, words), ...(retry ? [retry] : []));
   place.hidden = false;
 }
 

@@ -2,6 +2,7 @@
 
 import * as api from './api.js';
 import { make } from './dom.js';
+import { galleryFacts } from './gallery.js';
 import { currentKey } from './key.js';
 
 const AT_ONCE = 6;
@@ -30,6 +31,7 @@ function forgetOldest() {
 
 /** The address to show an item's thumbnail from; with a key its bytes are fetched first. */
 export async function pictureAddress(id) {
+  if (galleryFacts()?.thumbnails === 0) throw new api.Refused(404, 'This gallery keeps no pictures.');
   if (!currentKey()) return api.thumbnailAddress(id);
   if (!fetched.has(id)) {
     if (fetched.size >= KEPT) forgetOldest();

@@ -52,6 +52,8 @@ export function showEncoding(query, seconds) {
 
 /** A gallery without a model cannot be searched with pictures from outside. */
 export function showWithoutModel() {
+  byId('query-title').textContent = 'Find similar pictures';
+  byId('hero').classList.add('plain'); // nothing can be dropped here
   byId('hero-text').textContent = 'This gallery holds vectors without their model: start from one of its own pictures.';
   document.querySelectorAll('[data-pick]').forEach((button) => button.remove());
 }

@@ -46,8 +46,9 @@ function showLists(place, { method, looked_at: lists }) {
     return;
   }
   const more = lists.length - LISTS_SHOWN;
-  const names = lists.slice(0, LISTS_SHOWN).flatMap((name) => [labelDot(name), `${name ?? 'unnamed'} `]);
-  place.replaceChildren(`Looked into `, ...names, more > 0 ? `and ${plural(more, 'other')}` : '');
+  const names = lists.slice(0, LISTS_SHOWN).flatMap((name) => [
+    make('span', { class: 'together' }, labelDot(name), name ?? 'unnamed'), ' ']);
+  place.replaceChildren('Looked into ', ...names, more > 0 ? `and ${plural(more, 'other')}` : '');
   place.title = lists.join(', ');
 }
 

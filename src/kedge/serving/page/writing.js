@@ -38,7 +38,7 @@ function suggest(names) {
     make('button', { type: 'button', class: 'chip', on: { click: fill(name) } }, name))));
 }
 
-/** Opens the form for these pictures ([{blob, name}]); labels near the picture are suggested. */
+/** Opens the form for these pictures ([{blob}]); labels near the picture are suggested. */
 export function openAdding(pictures, suggested = []) {
   choose(pictures);
   suggest(suggested);
@@ -50,24 +50,23 @@ export function openAdding(pictures, suggested = []) {
 }
 
 function whatHappened(added, known, label) {
-  const name = added.length === 1 ? itemName(added[0]) : plural(added.length, 'picture');
   const where = label ? ` as ${label}` : '';
   const already = known ? ` ${plural(known, 'picture was', 'pictures were')} there already.` : '';
   const total = `The gallery now holds ${plural(galleryFacts().items, 'picture')}.`;
-  return added.length ? `Added ${name}${where}.${already} ${total}` : already.trim();
+  return added ? `Added ${plural(added, 'picture')}${where}.${already} ${total}` : already.trim();
 }
 
 async function addAll(label) {
-  const added = [];
+  let added = 0;
   let known = 0;
   while (chosen.length) {
-    const [{ blob, name }] = chosen;
     try {
-      added.push(await api.add(blob, label, name));
+      await api.add(chosen[0].blob, label);
+      added += 1;
     } catch (error) {
-      const several = known + added.length + chosen.length > 1;
+      const several = known + added + chosen.length > 1;
       if (error.status !== 409 || !several) {
-        if (added.length) await changed();
+        if (added) await changed();
         throw error;
       }
       known += 1;
@@ -126,7 +125,7 @@ export function setUpWriting(onChange) {
   byId('add-form').addEventListener('submit', onAdd);
   byId('add-choose').addEventListener('click', () => byId('add-file').click());
   byId('add-file').addEventListener('change', (event) => {
-    choose([...event.target.files].map((file) => ({ blob: file, name: file.name })));
+    choose([...event.target.files].map((file) => ({ blob: file })));
     event.target.value = '';
     byId('add-label').focus();
   });
