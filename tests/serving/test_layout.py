@@ -11,6 +11,7 @@ from sklearn.decomposition import PCA
 from sklearn.manifold import trustworthiness
 
 from kedge.errors import ConfigError
+from kedge.serving.islands import alike
 from kedge.serving.layout import Layout
 
 NONE = np.zeros(0, np.int64)
@@ -161,6 +162,14 @@ def test_like_anchors_are_neighbours() -> None:
         anchors[pair + 1] = (anchors[pair] + anchors[pair + 1]) / 2
     layout = Layout.of(anchors, np.zeros((0, 128)), NONE)
     assert np.mean([rank(layout, pair, pair + 1) for pair in range(0, 20, 2)]) < 2
+
+
+def test_no_island_wants_to_be_its_own_neighbour() -> None:
+    # What a list has of its own anchor is on the diagonal, and larger than all else.
+    between = np.array([[np.inf, 1, 4], [1, np.inf, 1], [4, 1, np.inf]])
+    pairs = alike(between, np.array([[0.9, 0.1, 0], [0.2, 0.9, 0.1], [0, 0, 0.9]]))
+    assert (pairs.one != pairs.other).all()
+    assert pairs.wanted.sum() == pytest.approx(1)
 
 
 def test_lists_that_are_confused_are_neighbours() -> None:

@@ -8,11 +8,12 @@ an island, or between those it lies between.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import NamedTuple
 
 import numpy as np
 
 from kedge.errors import ConfigError
+from kedge.serving.islands import TINY, WARMEST, alike, islands, principal, starts_of
+from kedge.serving.nearness import completed, nearest, parts_of, squared_distances
 
 __all__ = ["Layout"]
 
@@ -20,29 +21,12 @@ _DIGITS = 5
 """Of a coordinate. The digits that are cut off are those that the shape of a matrix product changes."""
 _FEW = 4
 """So many anchors have a say in where an item is."""
-_NEIGHBOURS = 4
-"""So many neighbours an island wants, or fewer where some are much more like it."""
-_STARTS = 4
-"""Of so many ways to begin, the one that ends best is taken; of one, where there are many islands."""
 _ENOUGH = 5
 """An island of fewer items has no directions of its own."""
 _FILL = 0.55
 """Half of an island's items are nearer to its middle than about this share of its radius."""
-_WARMEST, _COLDEST = 1 / 6, 1 / 60
-"""How wide borders are, as a share of the squared distance between neighbouring anchors."""
-_WORK = 2e8
-"""Pairs of anchors that may be looked at while islands find their place."""
-_ROWS = 512
-_TINY = 1e-12
-
-
-class Pairs(NamedTuple):
-    """Islands that want to be neighbours, each pair both ways round."""
-
-    one: np.ndarray
-    other: np.ndarray
-    wanted: np.ndarray
-    """How much; all of it sums to one."""
+_COLDEST = 1 / 60
+"""How narrow borders may be, as a share of the squared distance between neighbouring anchors."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,13 +75,13 @@ class Layout:
 
         confusion, near, far = _look(sample, which[places], kept, squares, between)
         middles, radius = np.zeros((1, 2)), 0.95
-        warmth = _WARMEST
+        warmth = WARMEST
         if len(kept) > 1:
-            middles, radius = _islands(_starts(kept), _alike(between, confusion))
+            middles, radius = islands(starts_of(kept), alike(between, confusion))
             if len(sample):
                 # As sharp as leaves four of five items on an island, and one on its way.
                 gap = float(np.quantile(far[:, 1] - far[:, 0], 0.2))
-                warmth = float(np.clip(gap / 3, _COLDEST, _WARMEST))
+                warmth = float(np.clip(gap / 3, _COLDEST, WARMEST))
         charts, directions, origins, reaches = _charted(sample, kept, near, far, _leaning(middles, near, far, warmth))
         vectors = np.concatenate([kept, directions])
         spots = np.round(middles[which], _DIGITS) + 0.0
@@ -112,14 +96,14 @@ class Layout:
         """Where embeddings are, one row each, whichever others come in the same call."""
         rows = _checked(embeddings, "embeddings", len(self._centre))
         spots = np.empty((len(rows), 2))
-        for part in _parts(len(rows)):
+        for part in parts_of(len(rows)):
             spots[part] = self._place(_held((rows[part] - self._centre) / self._unit, self._squares))
         return np.round(np.clip(spots, -1, 1), _DIGITS) + 0.0
 
     def _place(self, rows: np.ndarray) -> np.ndarray:
         count = len(self._middles)
         products = rows @ self._vectors.T
-        near, far = _nearest(_completed(products[:, :count], rows, self._squares), _FEW + 1, self._warmth)
+        near, far = nearest(completed(products[:, :count], rows, self._squares), _FEW + 1, self._warmth)
         weights = _weights(far, self._warmth)
         near, far = near[:, : weights.shape[1]], far[:, : weights.shape[1]]
         columns = count + 2 * self._charts[near, None] + np.arange(2)
@@ -136,11 +120,11 @@ class Layout:
 
 def _measured(kept: np.ndarray, sample: np.ndarray) -> tuple[float, np.ndarray]:
     """The distance between neighbouring anchors, and the squares of all in this unit; infinite from one to itself."""
-    between = _distances(kept, kept, np.square(kept).sum(axis=1))
+    between = squared_distances(kept, kept, np.square(kept).sum(axis=1))
     np.fill_diagonal(between, np.inf)
     if len(kept) > 1:
         largest = float(np.sqrt(np.square(kept).sum(axis=1).max()))
-        unit = max(float(np.sqrt(np.median(between.min(axis=1)))), _TINY * largest)
+        unit = max(float(np.sqrt(np.median(between.min(axis=1)))), TINY * largest)
     else:
         lengths = np.sqrt(np.square(sample).sum(axis=1))
         unit = float(np.median(lengths)) if len(lengths) else 0.0
@@ -156,40 +140,13 @@ def _held(rows: np.ndarray, squares: np.ndarray) -> np.ndarray:
     return np.asarray(rows / np.maximum(lengths / most, 1))
 
 
-def _parts(count: int) -> list[slice]:
-    return [slice(start, min(start + _ROWS, count)) for start in range(0, count, _ROWS)]
-
-
-def _completed(products: np.ndarray, rows: np.ndarray, squares: np.ndarray) -> np.ndarray:
-    """Squared distances, in the place of scalar products."""
-    products *= -2
-    products += squares
-    products += np.square(rows).sum(axis=1)[:, None]
-    np.maximum(products, 0, out=products)
-    return products
-
-
-def _distances(rows: np.ndarray, vectors: np.ndarray, squares: np.ndarray) -> np.ndarray:
-    return _completed(rows @ vectors.T, rows, squares)
-
-
-def _nearest(distances: np.ndarray, count: int, unit: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
-    """Columns and values of the smallest of each row, smallest first; what differs by 1e-6 units at most, ties."""
-    count = min(count, distances.shape[1])
-    distances = np.round(distances / unit, 6)
-    near = np.argpartition(distances, count - 1, axis=1)[:, :count]
-    far = np.take_along_axis(distances, near, axis=1)
-    order = np.argsort(far, axis=1, kind="stable")
-    return np.take_along_axis(near, order, axis=1), np.take_along_axis(far, order, axis=1) * unit
-
-
 def _weights(far: np.ndarray, warmth: float) -> np.ndarray:
     """How much each of the nearest anchors has to say, from squared distances, nearest first."""
     weights: np.ndarray = np.exp((far[:, :1] - far) / warmth)
     if weights.shape[1] > _FEW:
         # Who drops out of the nearest has nothing to say by then, so that nothing jumps.
         weights = weights[:, :_FEW] - weights[:, _FEW:]
-    weights[:, 0] += _TINY
+    weights[:, 0] += TINY
     weights /= weights.sum(axis=1, keepdims=True)
     return weights
 
@@ -198,133 +155,19 @@ def _look(
     sample: np.ndarray, places: np.ndarray, kept: np.ndarray, squares: np.ndarray, between: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """How much the items of each list have of every other anchor, and the anchors nearest to each item."""
-    confusion = np.exp(between / -_WARMEST)
+    confusion = np.exp(between / -WARMEST)
     near = np.empty((len(sample), min(_FEW + 1, len(kept))), np.intp)
     far = np.empty(near.shape)
-    for part in _parts(len(sample)):
-        distances = _distances(sample[part], kept, squares)
-        near[part], far[part] = _nearest(distances, near.shape[1])
+    for part in parts_of(len(sample)):
+        distances = squared_distances(sample[part], kept, squares)
+        near[part], far[part] = nearest(distances, near.shape[1])
         distances -= np.take_along_axis(distances, places[part, None], axis=1)
         np.maximum(distances, 0, out=distances)
-        distances /= -_WARMEST
+        distances /= -WARMEST
         np.add.at(confusion, places[part], np.exp(distances, out=distances))
     # The anchor itself is one item of its list.
     confusion /= 1 + np.bincount(places, minlength=len(kept))[:, None]
     return confusion, near, far
-
-
-def _alike(between: np.ndarray, confusion: np.ndarray) -> Pairs:
-    """Which islands want to be neighbours, and how much."""
-    count = len(between)
-    with np.errstate(divide="ignore"):
-        unlike = np.log((confusion + confusion.T) / 2)
-    unlike *= -_WARMEST
-    # The logarithm of what was too small for a number is infinite; the distance is not.
-    np.minimum(unlike, between, out=unlike)
-    np.maximum(unlike, 0, out=unlike)
-    np.fill_diagonal(unlike, np.inf)
-    neighbours = min(count - 1, _NEIGHBOURS)
-    near, far = _nearest(unlike, min(count - 1, 3 * neighbours), _TINY)
-    far -= far[:, :1]
-    low, high = np.full(count, -40.0), np.full(count, 40.0)
-    for _ in range(40):
-        # As sharp as leaves so many neighbours, counted by the entropy of their shares.
-        middle = (low + high) / 2
-        shares = np.exp(-far * np.exp(middle)[:, None])
-        shares /= shares.sum(axis=1, keepdims=True)
-        many = -(shares * np.log(np.maximum(shares, _TINY))).sum(axis=1) > np.log(neighbours)
-        low, high = np.where(many, middle, low), np.where(many, high, middle)
-    one, other = np.repeat(np.arange(count), near.shape[1]), near.reshape(-1)
-    wanted = np.tile(shares.reshape(-1) / (2 * count), 2)
-    return Pairs(np.concatenate([one, other]), np.concatenate([other, one]), wanted)
-
-
-def _starts(kept: np.ndarray) -> list[np.ndarray]:
-    """Pairs of principal components, each with a little of a sunflower, so that no two anchors are at one place."""
-    count = len(kept)
-    pairs = _STARTS if count <= _ROWS else 1
-    scores = (kept @ _principal(kept, 2 * pairs).T).reshape(count, pairs, 2)
-    parts = scores.transpose(1, 0, 2)
-    return [0.1 * spots / max(float(spots.std()), _TINY) + 0.01 * _sunflower(count) for spots in parts]
-
-
-def _sunflower(count: int) -> np.ndarray:
-    """Points that fill a disc evenly."""
-    turns = np.arange(count)
-    angles = turns * (np.pi * (3 - np.sqrt(5)))
-    return np.asarray(np.sqrt((turns + 0.5) / count)[:, None] * np.stack([np.cos(angles), np.sin(angles)], axis=1))
-
-
-def _islands(starts: list[np.ndarray], pairs: Pairs) -> tuple[np.ndarray, float]:
-    """The middles of islands, and the radius that all of them have."""
-    count = len(starts[0])
-    spots = min((_settled(start, pairs) for start in starts), key=lambda spots: _loss(spots, pairs))
-    spots, apart = _pushed_apart(spots)
-    spots = spots @ np.linalg.svd(spots, full_matrices=False)[2].T
-    distances = _distances(spots, spots, np.square(spots).sum(axis=1))
-    np.fill_diagonal(distances, np.inf)
-    # A few may still be too close: they do not make all others small.
-    radius = max(float(np.sqrt(distances.min())), 0.8 * apart) / 2
-    spots -= (spots.max(axis=0) + spots.min(axis=0)) / 2
-    scale = 0.98 / float(np.abs(spots).max() + radius)
-    return spots * scale, radius * scale
-
-
-def _settled(spots: np.ndarray, pairs: Pairs) -> np.ndarray:
-    """Neighbour embedding (t-SNE): islands that are alike attract one another, and all keep away from all."""
-    one, other, wanted = pairs
-    count = len(spots)
-    step = -(-count // _ROWS)
-    rounds = int(np.clip(_WORK / (count * min(count, _ROWS)), 100, 500))
-    speed = np.zeros_like(spots)
-    for turn in range(rounds):
-        early = turn < rounds // 4
-        ways = spots[one] - spots[other]
-        ways *= (wanted / (1 + np.square(ways).sum(axis=1)))[:, None]
-        slope = np.stack([np.bincount(one, way, count) for way in ways.T], axis=1) * (4 if early else 1)
-        # Of many, a part keeps all away, another one in each round.
-        some = spots[turn % step :: step]
-        closeness = 1 / (1 + _distances(spots, some, np.square(some).sum(axis=1)))
-        total = closeness.sum() - len(some)
-        closeness *= closeness
-        slope -= (closeness.sum(axis=1, keepdims=True) * spots - closeness @ some) / total
-        speed = (0.5 if early else 0.8) * speed - max(count, 4) * slope
-        spots = spots + speed
-        spots -= spots.mean(axis=0)
-    return spots
-
-
-def _loss(spots: np.ndarray, pairs: Pairs) -> float:
-    """What settling lowers."""
-    one, other, wanted = pairs
-    closeness = 1 / (1 + _distances(spots, spots, np.square(spots).sum(axis=1)))
-    apart = np.log(1 + np.square(spots[one] - spots[other]).sum(axis=1))
-    return float((wanted * apart).sum() + np.log(closeness.sum() - len(spots)))
-
-
-def _pushed_apart(spots: np.ndarray) -> tuple[np.ndarray, float]:
-    """Islands that are too close give way, both by the same; and how far apart they are to be."""
-    # As far as in a disc that they fill; less where they form a line, which would buckle.
-    _, far = _nearest(_distances(spots, spots, np.square(spots).sum(axis=1)), 5, _TINY)
-    apart = 2.3 * float(np.sqrt(np.square(spots).sum(axis=1).mean() / len(spots)))
-    if len(spots) > 4:
-        apart = min(apart, max(0.75 * float(np.median(np.sqrt(far[:, 4]))), apart / 4))
-    # Two that want nothing but each other may have met in one point.
-    spots = spots + 1e-3 * apart * _sunflower(len(spots))
-    rounds = int(np.clip(_WORK / 4 / len(spots) ** 2, 15, 150))
-    # What is close together grows little by little, so that it keeps its shape.
-    for wanted in apart * np.minimum(10 ** np.linspace(-2, 0.5, rounds), 1):
-        moved = spots.copy()
-        for part in _parts(len(spots)):
-            distances = _distances(spots[part], spots, np.square(spots).sum(axis=1))
-            rows, columns = np.nonzero(distances < wanted**2)
-            ways = spots[part][rows] - spots[columns]
-            lengths = np.maximum(np.sqrt(np.square(ways).sum(axis=1)), wanted / 100)
-            ways *= 0.25 * (wanted / lengths - 1)[:, None]
-            for axis in range(2):
-                moved[part, axis] += np.bincount(rows, ways[:, axis], len(distances))
-        spots = moved
-    return spots, apart
 
 
 def _charted(
@@ -333,7 +176,7 @@ def _charted(
     """The insides of islands: each one's chart, the directions of all charts, each one's origin and reach."""
     charts = np.zeros(len(kept), np.intp)
     if len(sample) < _ENOUGH:
-        common = 2 * _principal(kept, 2)
+        common = 2 * principal(kept, 2)
         return charts, common, kept @ common.T, np.full(len(kept), 0.5)
     own = near[:, 0]
     rests = sample - kept[own]
@@ -361,7 +204,7 @@ def _leaning(middles: np.ndarray, near: np.ndarray, far: np.ndarray, warmth: flo
     others = np.exp((far[:, 1:2] - far[:, 1:]) / warmth)
     others /= others.sum(axis=1, keepdims=True)
     ways = middles[near[:, 1:]] - middles[near[:, :1]]
-    ways /= np.maximum(np.linalg.norm(ways, axis=2, keepdims=True), _TINY)
+    ways /= np.maximum(np.linalg.norm(ways, axis=2, keepdims=True), TINY)
     drawn: np.ndarray = np.einsum("ij,ijk->ik", others, ways)
     return drawn
 
@@ -371,7 +214,7 @@ def _directions(rests: np.ndarray, leaning: np.ndarray) -> tuple[np.ndarray, np.
 
     And what they show in the middle of the items.
     """
-    found = _principal(rests - rests.mean(axis=0), 2)
+    found = principal(rests - rests.mean(axis=0), 2)
     scores = rests @ found.T
     middle = (np.median(scores, axis=0) + scores.mean(axis=0)) / 2
     scores -= middle
@@ -382,18 +225,6 @@ def _directions(rests: np.ndarray, leaning: np.ndarray) -> tuple[np.ndarray, np.
     left, _, right = np.linalg.svd((scores / widths).T @ leaning)
     turn = (left @ right).T / widths
     return turn @ found, turn @ middle
-
-
-def _principal(rows: np.ndarray, count: int) -> np.ndarray:
-    """The directions in which rows differ most, `count` × d, by subspace iteration; zeros where there are fewer."""
-    width = min(count + 4, *rows.shape)
-    basis = np.linalg.qr(np.random.default_rng(0).standard_normal((rows.shape[1], width)))[0]
-    for _ in range(12):
-        basis = np.linalg.qr(rows.T @ (rows @ basis))[0]
-    turns = np.linalg.svd(rows @ basis, full_matrices=False)[2]
-    found = np.zeros((count, rows.shape[1]))
-    found[:width] = (turns @ basis.T)[:count]
-    return found
 
 
 def _shape(matrix: np.ndarray) -> str:
