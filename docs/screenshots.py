@@ -70,13 +70,13 @@ def taken(browser: Browser, address: str, query: str, device: str, options: dict
 
 
 def save(page: Page, name: str) -> None:
-    """With few colours, which a page has: a third of the bytes."""
+    """Once nothing moves any more."""
     page.wait_for_load_state("networkidle")
     page.wait_for_timeout(400)
     path = FOLDER / f"{name}.png"
     page.screenshot(path=path)
     with Image.open(path) as picture:
-        picture.convert("RGB").quantize(255, dither=Image.Dither.NONE).save(path, optimize=True)
+        picture.convert("RGB").save(path, optimize=True)
     print(path, f"{path.stat().st_size // 1024} KiB")
 
 

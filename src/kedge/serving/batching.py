@@ -19,6 +19,9 @@ from kedge.serving.metrics import Metrics
 
 __all__ = ["Gate", "SharedEncoder"]
 
+_CPU_PIXELS = 8 * 224 * 224
+"""What a processor's caches have room for: in larger batches each picture takes longer."""
+
 
 class Gate:
     """Lets so many requests in, each for so many seconds; the others are told to come back."""
@@ -52,7 +55,10 @@ class SharedEncoder:
     """
 
     def __init__(self, model: Model, most: int, metrics: Metrics) -> None:
-        self._model, self._most, self._metrics = model, most, metrics
+        self._model, self._metrics = model, metrics
+        if model.device.type == "cpu":
+            most = max(1, min(most, _CPU_PIXELS // (model.preprocessing.size or 1) ** 2))
+        self._most = most
         self._waiting: deque[tuple[Tensor, asyncio.Future[np.ndarray]]] = deque()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="encoder")
         self._worker: asyncio.Task[None] | None = None
