@@ -533,6 +533,8 @@ def test_no_file_beside_the_page_can_be_named(served: Server, up: str) -> None:
         "/page/",
         "/page",
         "/page/.",
+        "/page/app.py",
+        "/page/page/api.js",
         "//etc/passwd",
         "http://localhost/etc/passwd",
     ],
