@@ -29,7 +29,7 @@ clean:
 
 # A stamp per set of dependencies: nothing is installed, let alone downloaded, twice.
 $(VENV)/.core: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --editable .
+	$(BIN)/python -m pip install --editable ".[serve]"
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/python

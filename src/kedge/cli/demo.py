@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -56,7 +58,13 @@ def demo(
     anchored = models[_LOSSES["cam"]]
     _build_gallery(folder, anchored, dataset)
     typer.echo(f"A gallery, and pictures to ask with: {folder / 'gallery'} and {folder / 'queries'}")
-    typer.echo(f"Open it as a page: kedge serve {folder / 'gallery'}")
+    typer.echo(f"Open it as a page: {_command()} serve {folder / 'gallery'}")
+
+
+def _command() -> str:
+    """How to call this program from here."""
+    own = Path(sys.argv[0])
+    return "kedge" if shutil.which("kedge") or own.stem != "kedge" else str(own)
 
 
 def _build_gallery(folder: Path, model: Model, dataset: Dataset) -> None:
