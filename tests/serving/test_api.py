@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from PIL import Image
 
@@ -242,6 +243,79 @@ def test_pictures_are_added_and_removed(writable: TestClient, own_gallery: Path,
     assert writable.delete(f"/items/{item['id']}").status_code == 404
     assert writable.get(f"/items/{item['id']}").status_code == 404
     assert writable.get("/info").json()["items"] == 160
+
+
+def test_what_is_added_to_a_class_counts_there(writable: TestClient, query: Query) -> None:
+    item = writable.post("/items", params={"label": "level"}, content=query("level"), headers=PNG).json()
+    expected = [{"name": name, "items": 40 + (name == "level")} for name in CLASSES]
+    assert writable.get("/classes").json()["classes"] == expected
+    assert item in writable.get("/items", params={"label": "level", "limit": 500}).json()["items"]
+    assert writable.get("/map").json()["classes"] == CLASSES
+    assert writable.get("/info").json()["classes"] == 4
+
+
+def test_a_thumbnail_that_is_known_is_not_sent_again(api: TestClient) -> None:
+    first = api.get("/items/3/thumbnail")
+    again = api.get("/items/3/thumbnail", headers={"If-None-Match": first.headers["ETag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    assert api.get("/items/4/thumbnail", headers={"If-None-Match": first.headers["ETag"]}).status_code == 200
+
+
+def test_a_calibration_that_another_process_writes_is_seen(own_gallery: Path, query: Query) -> None:
+    with client_of(own_gallery) as api:
+        for threshold, unknown in ((0.0, True), (1e9, False)):
+            save_calibration(own_gallery, Calibration(threshold, 0.95, 40))
+            assert api.post("/search", content=query("level"), headers=PNG).json()["unknown"] is unknown
+
+
+def test_a_key_is_wanted_wherever_the_application_is_mounted(built: Path, key: str, bearer: dict[str, str]) -> None:
+    outer = FastAPI()
+    outer.mount("/pictures", create_app(built, Settings(key=key)))
+    client = TestClient(outer, base_url="http://localhost")
+    assert client.get("/pictures/api/v1/items").status_code == 401
+    assert client.get("/pictures/api/v1/items", headers=bearer).status_code == 200
+    assert client.get("/pictures/").status_code == 200
+
+
+def test_whoever_hangs_up_leaves_no_error(built: Path) -> None:
+    app = create_app(built)
+    sent: list[dict[str, object]] = []
+
+    async def hang_up() -> dict[str, str]:
+        return {"type": "http.disconnect"}
+
+    async def send(message: dict[str, object]) -> None:
+        sent.append(message)
+
+    headers = [(b"host", b"localhost"), (b"content-type", b"image/png")]
+    scope = {"type": "http", "method": "POST", "path": "/api/v1/search", "query_string": b"", "headers": headers}
+    asyncio.run(app(scope, hang_up, send))  # type: ignore[arg-type]
+    assert [message.get("status") for message in sent][:1] == [400]
+
+
+def test_a_write_that_has_begun_is_answered_however_long_it_takes(
+    own_gallery: Path, key: str, bearer: dict[str, str], query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Gallery.add
+
+    def slow(self: Gallery, *arguments: object, **options: object) -> object:
+        time.sleep(1.5)
+        return plain(self, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Gallery, "add", slow)
+    with client_of(own_gallery, Settings(key=key, writable=True, seconds=0.7)) as api:
+        api.headers.update(bearer | PNG)
+        answers: list[httpx.Response] = []
+        threads = [
+            threading.Thread(target=lambda row=row: answers.append(api.post("/items", content=query("level", row))))
+            for row in range(2)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(answer.status_code for answer in answers) == [201, 503]
+        assert api.get("/info").json()["items"] == 161
 
 
 def test_a_label_that_is_new_becomes_a_class(writable: TestClient, query: Query) -> None:

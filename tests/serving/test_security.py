@@ -540,7 +540,8 @@ def test_no_file_beside_the_page_can_be_named(served: Server, up: str) -> None:
     ],
 )
 def test_no_absolute_path_can_be_named(served: Server, path: str) -> None:
-    status, content = raw(served, "GET", path)
+    key = {"Authorization": f"Bearer {made_up_key(served)}"}
+    status, content = raw(served, "GET", path, key)
     assert status in (307, 400, 404)
     assert not any(secret in content for secret in SECRETS)
 
@@ -1012,8 +1013,9 @@ def test_no_path_can_forge_a_line_of_the_log(reader: TestClient, caplog: pytest.
 
 
 def test_no_request_can_forge_a_line_of_the_real_log(served: Server) -> None:
-    assert raw(served, "GET", "/nowhere%0d%0aforged%20line")[0] == 404
-    assert raw(served, "FORGE", "/nowhere%1b[31mforged")[0] in (404, 405)
+    key = {"Authorization": f"Bearer {made_up_key(served)}"}
+    assert raw(served, "GET", "/nowhere%0d%0aforged%20line", key)[0] == 404
+    assert raw(served, "FORGE", "/nowhere%1b[31mforged", key)[0] in (404, 405)
     with socket.create_connection(place_of(served), timeout=5) as connection:
         connection.sendall(b"forged line\r\n\r\n")
         connection.recv(4096)

@@ -302,9 +302,11 @@ class Gallery:
         where: str | None = None,
         *,
         without: int | None = None,
+        snapshot: Snapshot | None = None,
     ) -> list[Result]:
-        """The k nearest items of each vector, but for one that is left out."""
-        return self._search(self.snapshot(), self._checked(queries), k, method, probes, at_least, where, without)
+        """The k nearest items of each vector, but for one that is left out; in the newest state, or in a `snapshot`."""
+        state = self.snapshot() if snapshot is None else snapshot
+        return self._search(state, self._checked(queries), k, method, probes, at_least, where, without)
 
     def _search(
         self,

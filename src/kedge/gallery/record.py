@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -44,6 +45,7 @@ class Record:
         self._uri = str(folder / "record.lance")
         self._versions = f"{self._uri}/_versions"
         self._seen = 0
+        self._refreshing = threading.Lock()
         self._counter = folder / "next_id"
         self.dim = dim
         try:
@@ -68,8 +70,9 @@ class Record:
         # A time just past may still be that of the commit after the one that was seen.
         changed = os.stat(self._versions).st_mtime_ns  # noqa: PTH116 - Path.stat costs twice as much
         if changed != self._seen:
-            self._dataset = lance.dataset(self._uri)
-            self._seen = changed if time.time_ns() - changed > _SETTLED else 0
+            with self._refreshing:  # of two threads, the later one must not put back what the earlier one saw
+                self._dataset = lance.dataset(self._uri)
+                self._seen = changed if time.time_ns() - changed > _SETTLED else 0
         return self.version
 
     def __len__(self) -> int:

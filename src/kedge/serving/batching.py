@@ -75,9 +75,7 @@ class SharedEncoder:
     async def _work(self) -> None:
         loop = asyncio.get_running_loop()
         while self._waiting:
-            # Whoever gave up meanwhile needs no answer.
-            some = [self._waiting.popleft() for _ in range(min(self._most, len(self._waiting)))]
-            some = [(pixels, promised) for pixels, promised in some if not promised.done()]
+            some = self._next()
             if not some:
                 continue
             self._metrics.batch.observe(len(some))
@@ -91,6 +89,17 @@ class SharedEncoder:
             for vector, (_, promised) in zip(found, some, strict=True):
                 if not promised.done():
                     promised.set_result(vector)
+
+    def _next(self) -> list[tuple[Tensor, asyncio.Future[np.ndarray]]]:
+        """Those that come next, as far as they are of one size."""
+        some: list[tuple[Tensor, asyncio.Future[np.ndarray]]] = []
+        while self._waiting and len(some) < self._most:
+            if some and self._waiting[0][0].shape != some[0][0].shape:
+                break
+            one = self._waiting.popleft()
+            if not one[1].done():  # whoever gave up meanwhile needs no answer
+                some.append(one)
+        return some
 
     def _embed(self, several: list[Tensor]) -> np.ndarray:
         found: np.ndarray = self._model.embed_pixels(torch.stack(several)).float().cpu().numpy()

@@ -44,7 +44,7 @@ class Catalogue:
     def names(self) -> list[str]:
         """All labels, sorted."""
         held = np.unique(self._labels_raw[self._labels_raw >= 0]).tolist()
-        return sorted(self._all_names[row] for row in held)
+        return sorted({self._all_names[row] for row in held})
 
     @cached_property
     def labels(self) -> np.ndarray:

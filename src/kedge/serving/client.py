@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Sequence
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlencode, urlsplit
-from urllib.request import Request, urlopen
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from kedge.errors import ConfigError, ServiceError
 
@@ -89,7 +90,10 @@ class Client:
     def _json(
         self, method: str, path: str, query: dict[str, Any] | None = None, content: bytes | None = None
     ) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self._bytes(method, path, query, content))
+        try:
+            found: dict[str, Any] = json.loads(self._bytes(method, path, query, content))
+        except ValueError as error:
+            raise ServiceError(f"{self.url} does not answer as a server of Kedge does.") from error
         return found
 
     def _bytes(
@@ -100,17 +104,31 @@ class Client:
         headers |= {} if content is None else {"Content-Type": _PICTURE}
         for left in reversed(range(_TRIES)):
             try:
-                with urlopen(Request(address, content, headers, method=method), timeout=self.timeout) as answer:
+                with _open(Request(address, content, headers, method=method), timeout=self.timeout) as answer:
                     found: bytes = answer.read()
                     return found
             except HTTPError as error:
                 if error.code != 429 or left == 0:
                     raise ServiceError(_sentence(error)) from error
-                time.sleep(min(5.0, float(error.headers.get("Retry-After") or 1)))
-            except (URLError, OSError) as error:
+                time.sleep(_pause(error.headers.get("Retry-After")))
+            except (URLError, OSError, HTTPException) as error:
                 reason = getattr(error, "reason", error)
                 raise ServiceError(f"{self.url} does not answer: {reason}.") from error
         raise AssertionError  # the last try has returned or raised
+
+
+def _pause(said: str | None) -> float:
+    return min(5.0, float(said)) if said is not None and said.isdecimal() else 1.0
+
+
+class _NoDetours(HTTPRedirectHandler):
+    """The key is for the server that was named, and for no other."""
+
+    def redirect_request(self, *arguments: Any, **options: Any) -> None:
+        """Not followed."""
+
+
+_open = build_opener(_NoDetours).open
 
 
 def _content(picture: str | Path | bytes) -> bytes:

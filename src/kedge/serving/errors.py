@@ -75,11 +75,6 @@ def answer_errors(app: FastAPI) -> None:
         answer.headers.update(error.headers or {})
         return answer
 
-    @app.exception_handler(Exception)
-    async def unexpected(request: Request, error: Exception) -> JSONResponse:
-        del request, error  # the log has them
-        return as_response(HTTPStatus.INTERNAL_SERVER_ERROR, "The server failed: its log says why.")
-
 
 def _sentence(error: dict[str, Any]) -> str:
     name = error["loc"][-1]

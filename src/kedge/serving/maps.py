@@ -6,6 +6,7 @@ import threading
 
 import numpy as np
 
+from kedge.gallery.anchors import Anchors
 from kedge.serving.catalogue import Catalogue
 from kedge.serving.layout import Layout
 
@@ -21,16 +22,16 @@ class Maps:
     def __init__(self) -> None:
         self._mutex = threading.Lock()
         self._layout: Layout | None = None
-        self._anchors: tuple[str | None, ...] = ()
+        self._anchors: Anchors | None = None
 
     def layout(self, catalogue: Catalogue) -> Layout:
         """How these items lie; new items do not move the old ones."""
         anchors = catalogue.snapshot.anchors
         with self._mutex:
-            if self._layout is None or self._anchors != anchors.names:
+            if self._layout is None or self._anchors is None or not _same(self._anchors, anchors):
                 sample = catalogue.spread(_SAMPLE)
                 self._layout = Layout.of(anchors.vectors, catalogue.vectors(sample), catalogue.homes[sample])
-                self._anchors = anchors.names
+                self._anchors = anchors
             return self._layout
 
     def place(self, vector: np.ndarray) -> tuple[float, float] | None:
@@ -40,3 +41,10 @@ class Maps:
             return None
         x, y = layout.place(vector[None])[0].tolist()
         return x, y
+
+
+def _same(one: Anchors, other: Anchors) -> bool:
+    """Whether a map of one is a map of the other: those with a name may move a little, the others have only a place."""
+    if one.names != other.names:
+        return False
+    return None not in one.names or np.array_equal(one.vectors, other.vectors)

@@ -1,6 +1,7 @@
 """The part of the API that everybody may use who may use it at all: asking and looking."""
 
 # Annotations are read while it runs, some of which are local: they must not be turned into strings.
+import hashlib
 import time
 from http import HTTPStatus
 from typing import Annotated, Any
@@ -8,7 +9,9 @@ from typing import Annotated, Any
 import numpy as np
 from fastapi import APIRouter, Path, Query, Request, Response
 
+from kedge.errors import ConfigError
 from kedge.gallery import Result
+from kedge.gallery.gallery import Method
 from kedge.gallery.search import Columns
 from kedge.serving import schemas
 from kedge.serving.catalogue import Catalogue, shown_name
@@ -46,7 +49,10 @@ def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 def described(service: Service, id: int) -> schemas.Item:
     """An item with all that is known of it."""
-    found = service.gallery.item(id)
+    try:
+        found = service.gallery.item(id)
+    except ConfigError:
+        raise Refused(HTTPStatus.NOT_FOUND, f"There is no item {id}.") from None
     metadata = {name: value for name, value in found.metadata.items() if _plain(value)}
     return schemas.Item(id=id, name=shown_name(found.path), label=found.label, metadata=metadata)
 
@@ -116,21 +122,26 @@ def router_of(service: Service) -> APIRouter:
     @router.get("/items/{id}", responses=errors(404), tags=["gallery"])
     async def item(id: Id) -> schemas.Item:
         """One item."""
-        if not await service.run(lambda: _has(service.catalogue(), id)):
-            raise Refused(HTTPStatus.NOT_FOUND, f"There is no item {id}.")
         return await service.run(described, service, id)
 
     @router.get(
         "/items/{id}/thumbnail",
         response_class=Response,
-        responses={200: {"content": {"image/jpeg": {}}, "description": "A small copy."}, **errors(404)},
+        responses={
+            200: {"content": {"image/jpeg": {}}, "description": "A small copy."},
+            304: {"description": "The one that is known."},
+            **errors(404),
+        },
         tags=["gallery"],
     )
-    async def thumbnail(id: Id) -> Response:
+    async def thumbnail(request: Request, id: Id) -> Response:
         """A small copy of an item's picture."""
-        content = await service.run(service.thumbnail, id)
-        # An id is never used twice.
-        return Response(content, media_type="image/jpeg", headers={"Cache-Control": "private, max-age=86400"})
+        content = await service.thumbnail(id)
+        # Asked for every time, sent once: another gallery at the same address has other pictures.
+        headers = {"Cache-Control": "private, no-cache", "ETag": f'"{hashlib.sha256(content).hexdigest()[:32]}"'}
+        if request.headers.get("if-none-match") == headers["ETag"]:
+            return Response(status_code=304, headers=headers)
+        return Response(content, media_type="image/jpeg", headers=headers)
 
     @router.get("/classes", responses=errors(), tags=["gallery"])
     async def classes() -> schemas.Classes:
@@ -170,10 +181,11 @@ def router_of(service: Service) -> APIRouter:
 
         return await service.run(look)
 
-    @router.get("/map", responses=errors(), tags=["gallery"])
+    @router.get("/map", responses=errors(429), tags=["gallery"])
     async def gallery_map(limit: Annotated[int, Query(ge=1, le=10_000)] = 4000) -> schemas.GalleryMap:
         """The gallery in two dimensions."""
-        return await service.run(_map, service, limit)
+        async with service.gate.entered():
+            return await service.draw(_map, service, limit)
 
     return router
 
@@ -189,15 +201,18 @@ async def _answer(
     started: float,
     encoder: float | None,
 ) -> schemas.Answer:
-    methods = ("two_stage", "brute_force") if method is schemas.Method.both else (method.value,)
-    results = await service.search(vector, k, methods, probes, labels, without)
+    methods: tuple[Method, ...] = ("two_stage", "brute_force")
+    if method is not schemas.Method.both:
+        methods = ("two_stage",) if method is schemas.Method.two_stage else ("brute_force",)
 
-    def describe() -> schemas.Answer:
+    def look() -> schemas.Answer:
+        # All of it from one version, and one way after the other, so that neither is in the other's way.
         catalogue = service.catalogue()
         anchors = catalogue.snapshot.anchors
+        order = anchors.nearest(vector[None], min(max(probes, _NEAREST), len(anchors)))[0]
         distances = np.sqrt(anchors.distances(vector[None])[0])
-        order = np.argsort(distances, kind="stable")
         read = {"two_stage": catalogue.held[order[:probes]].sum(), "brute_force": len(catalogue)}
+        results = [service.search(catalogue, vector, k, how, probes, labels, without) for how in methods]
         searches = [
             schemas.Search(
                 method=schemas.Method(how),
@@ -221,7 +236,7 @@ async def _answer(
             record=catalogue.snapshot.version,
         )
 
-    return await service.run(describe)
+    return await service.run(look)
 
 
 def _hits(found: Result | Columns) -> list[schemas.Hit]:
@@ -235,11 +250,6 @@ def _hits(found: Result | Columns) -> list[schemas.Hit]:
 def _list_of(catalogue: Catalogue, place: int) -> schemas.AnchorList:
     name = catalogue.snapshot.anchors.names[place]
     return schemas.AnchorList(anchor=place, name=name, items=int(catalogue.held[place]))
-
-
-def _has(catalogue: Catalogue, id: int) -> bool:
-    place = int(np.searchsorted(catalogue.ids, id))
-    return place < len(catalogue) and int(catalogue.ids[place]) == id
 
 
 def _map(service: Service, limit: int) -> schemas.GalleryMap:

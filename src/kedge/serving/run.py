@@ -18,6 +18,7 @@ from rich.console import Console
 
 from kedge.errors import ConfigError
 from kedge.serving.app import create_app
+from kedge.serving.service import Service
 from kedge.serving.settings import Settings
 
 __all__ = ["serve"]
@@ -60,14 +61,19 @@ def serve(gallery: Path, settings: Settings, *, host: str, port: int, generated:
     # The server raises the signal that ended it once more, when all is done: then there is nothing left to end.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _done)
-    _Server(config).run(sockets=[listening])
+    _Server(config, app.state.service).run(sockets=[listening])
 
 
 class _Server(uvicorn.Server):
     """Stops without losing a request that somebody has sent already."""
 
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Let nobody else in, answer those who are, then close."""
+        self._service.ready = False
         for listening in sockets or []:
             _let_nobody_in(listening)
         # Closed at once, connections whose request is still on its way, or that wait to be accepted, would be reset.

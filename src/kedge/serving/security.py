@@ -62,7 +62,7 @@ class Guard:
                 headers = MutableHeaders(scope=message)
                 for name, value in _HEADERS.items():
                     headers[name] = value
-                headers.setdefault("Cache-Control", "no-store" if _is_data(scope["path"]) else "no-cache")
+                headers.setdefault("Cache-Control", "no-cache" if _is_page(_path_of(scope)) else "no-store")
             await send(message)
 
         refused = self._refused(scope)
@@ -85,10 +85,10 @@ class Guard:
         host = headers.get("host", "")
         if not self._is_ours(host):
             return HTTPStatus.BAD_REQUEST, "This server is not called by that name: start it with --allow-host."
-        path, method = scope["path"], scope["method"]
+        path, method = _path_of(scope), scope["method"]
         if method not in _SAFE and not self._same_site(headers, host):
             return HTTPStatus.FORBIDDEN, "Another site's page may not do that."
-        is_open = path in _OPEN or not _is_data(path)
+        is_open = path in _OPEN or _is_page(path)
         # A browser asks without a key whether another site's page may ask with one.
         asks_first = method == "OPTIONS" and headers.get("origin", "").lower() in self._origins
         if self.settings.key is not None and not (is_open or asks_first) and not self._knows_key(headers):
@@ -131,9 +131,15 @@ class Guard:
         log.info("%s %s %d %.1f ms", _known(scope["method"]), path, status, seconds * 1000)
 
 
-def _is_data(path: str) -> bool:
-    """Whether it is the gallery's; the page itself is everybody's."""
-    return path.startswith(f"{API}/") or path == "/metrics"
+def _path_of(scope: Scope) -> str:
+    """Without what the application is mounted under."""
+    path, root = str(scope["path"]), str(scope.get("root_path", ""))
+    return path.removeprefix(root) if path.startswith(f"{root}/") else path
+
+
+def _is_page(path: str) -> bool:
+    """Whether it is the page itself, which is everybody's; all else is the gallery's."""
+    return path == "/" or path.startswith("/page/")
 
 
 def _known(method: str) -> str:

@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache, partial
+from functools import lru_cache
 from http import HTTPStatus
 from pathlib import Path
 from typing import TypeVar
@@ -20,6 +20,8 @@ from torch import Tensor
 from kedge.errors import ConfigError, PictureError
 from kedge.files import whole_file
 from kedge.gallery import Gallery, Result
+from kedge.gallery.calibration import load_calibration
+from kedge.gallery.gallery import Method
 from kedge.gallery.pictures import thumbnail_of
 from kedge.images import read_picture
 from kedge.serving.batching import Gate, SharedEncoder
@@ -51,6 +53,7 @@ class Service:
         count = min(4, os.cpu_count() or 1)
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="search")
         self._decoders = ThreadPoolExecutor(count, thread_name_prefix="decode")
+        self._drawing = ThreadPoolExecutor(1, thread_name_prefix="draw")
         self._writing = ThreadPoolExecutor(1, thread_name_prefix="write")
         self._mutex = threading.Lock()
         self._catalogue: Catalogue | None = None
@@ -66,13 +69,13 @@ class Service:
         if self.gallery.model is not None:
             side = self.gallery.model.preprocessing.size or 32
             await self.embed(torch.zeros(3, side, side, dtype=torch.uint8))
-        self._threads.submit(lambda: self.maps.layout(self.catalogue()))
+        self._drawing.submit(lambda: self.maps.layout(self.catalogue()))
         self.ready = True
 
     def close(self) -> None:
         """Finish what was begun."""
         self.ready = False
-        for pool in (self._threads, self._decoders, self._writing):
+        for pool in (self._threads, self._decoders, self._drawing, self._writing):
             pool.shutdown()
         if self._encoder is not None:
             self._encoder.close()
@@ -85,7 +88,7 @@ class Service:
         """The newest version."""
         snapshot = self.gallery.snapshot()
         with self._mutex:
-            if self._catalogue is None or self._catalogue.snapshot.version != snapshot.version:
+            if self._catalogue is None or self._catalogue.snapshot.version < snapshot.version:
                 self._catalogue = Catalogue(snapshot)
                 self.metrics.items.set(len(self._catalogue))
                 self.metrics.version.set(snapshot.version)
@@ -119,28 +122,37 @@ class Service:
         except ConfigError:
             raise Refused(HTTPStatus.NOT_FOUND, f"There is no item {id}.") from None
 
-    async def search(
+    def search(
         self,
+        catalogue: Catalogue,
         vector: np.ndarray,
         k: int,
-        methods: Sequence[str],
+        method: Method,
         probes: int,
         labels: Sequence[str],
         without: int | None,
-    ) -> list[Result]:
-        """One result for each method, side by side."""
+    ) -> Result:
+        """What one version holds that is like a vector."""
         quoted = ", ".join("'" + label.replace("'", "''") + "'" for label in labels)
         where = f"label IN ({quoted})" if labels else None
-        ask = partial(self.gallery.search_embeddings, vector[None], k, probes=probes, where=where, without=without)
-        found = await asyncio.gather(*(self.run(partial(ask, method=method)) for method in methods))
-        for method, [result] in zip(methods, found, strict=True):
-            self.metrics.searched.labels(method).observe(result.seconds)
-        return [result for [result] in found]
+        self.gallery.calibration = load_calibration(self.gallery.path)  # somebody else may have written it
+        [found] = self.gallery.search_embeddings(
+            vector[None], k, method, probes, where=where, without=without, snapshot=catalogue.snapshot
+        )
+        self.metrics.searched.labels(method).observe(found.seconds)
+        return found
 
     # ------------------------------------------------------------------ looking
 
-    def thumbnail(self, id: int) -> bytes:
+    async def thumbnail(self, id: int) -> bytes:
         """A small copy of an item's picture, as JPEG."""
+        return await asyncio.get_running_loop().run_in_executor(self._decoders, self._small, id)
+
+    async def draw(self, act: Callable[..., T], *arguments: object) -> T:
+        """In the one thread that draws: nobody who searches waits for a map."""
+        return await asyncio.get_running_loop().run_in_executor(self._drawing, act, *arguments)
+
+    def _small(self, id: int) -> bytes:
         try:
             kept = self.gallery.thumbnail(id) if self.gallery.thumbnails else None
             # Looked up each time: a picture goes with its item, even if its copy is remembered.
@@ -160,11 +172,9 @@ class Service:
     # ------------------------------------------------------------------ writing
 
     async def add(self, content: bytes, label: str | None) -> int:
-        """Add a picture; its id. Once begun it is finished, whether or not somebody waits for it."""
+        """Add a picture; its id."""
         await self.pixels(content)  # so that only pictures are kept
-        return await asyncio.shield(
-            asyncio.get_running_loop().run_in_executor(self._writing, self._add, content, label)
-        )
+        return await self._write(self._add, content, label)
 
     def _add(self, content: bytes, label: str | None) -> int:
         gallery = self._own_writer()
@@ -174,19 +184,33 @@ class Service:
         # A name of ours: none that comes with a request ever names a file.
         file = gallery.path / UPLOADS / digest
         file.parent.mkdir(exist_ok=True)
+        is_new = not file.exists()
         with whole_file(file) as stream:
             stream.write(content)
-        added = gallery.add([file], [label])
+        try:
+            added = gallery.add([file], [label])
+        except BaseException:
+            if is_new:
+                file.unlink(missing_ok=True)
+            raise
         if not added:
             raise PictureError("The picture cannot be read.")
         return added[0]
 
     async def remove(self, id: int) -> None:
         """Remove an item."""
-        loop = asyncio.get_running_loop()
-        count = await asyncio.shield(loop.run_in_executor(self._writing, lambda: self._own_writer().remove(id)))
-        if count == 0:
+        if await self._write(lambda: self._own_writer().remove(id)) == 0:
             raise Refused(HTTPStatus.NOT_FOUND, f"There is no item {id}.")
+
+    async def _write(self, act: Callable[..., T], *arguments: object) -> T:
+        """One after the other. What has begun is finished and answered, however long it takes; what has not is not."""
+        writing = self._writing.submit(act, *arguments)
+        try:
+            return await asyncio.shield(asyncio.wrap_future(writing))
+        except asyncio.CancelledError:
+            if writing.cancel():
+                raise
+            return await asyncio.shield(asyncio.wrap_future(writing))
 
     def _own_writer(self) -> Gallery:
         if self._writer is None:

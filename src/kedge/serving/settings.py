@@ -53,7 +53,7 @@ class Settings:
 def read_key(file: Path | None) -> str | None:
     """The key in a file or, without one, in the environment; none if neither is given."""
     if file is None:
-        return os.environ.get(KEY_VARIABLE) or None
+        return os.environ.get(KEY_VARIABLE, "").strip() or None
     try:
         return file.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:

@@ -9,6 +9,7 @@ from http import HTTPStatus
 from fastapi import Request
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import ClientDisconnect
 
 from kedge.serving.errors import Refused
 from kedge.serving.settings import Settings
@@ -47,6 +48,8 @@ async def read_upload(request: Request, settings: Settings) -> bytes:
     try:
         async with asyncio.timeout(settings.upload_seconds):
             body = await _read(request, settings.max_bytes)
+    except ClientDisconnect:
+        raise Refused(HTTPStatus.BAD_REQUEST, "The picture ended before it was complete.") from None
     except TimeoutError:
         raise Refused(HTTPStatus.REQUEST_TIMEOUT, "The picture came too slowly: try again.") from None
     if kind == _FORM:

@@ -50,6 +50,7 @@ export async function openAnchor(near) {
     byId('anchor-text').textContent = `${plural(items, 'picture')} in its list; these are the nearest to the anchor.`;
     fillGrid(grid, cards);
   } catch (error) {
+    if (turn !== opened) return;
     dialog.close();
     showError(error, () => openAnchor(near));
   }

@@ -88,7 +88,7 @@ async function search(query) {
     showAnswer(query, answer);
     return true;
   } catch (error) {
-    if (api.isStale(error)) return false;
+    if (api.isStale(error) || own.signal.aborted) return false;
     throw error;
   } finally {
     if (running === own) byId('found').removeAttribute('aria-busy');

@@ -21,9 +21,9 @@ function keep(value) {
 /** Moves a key from `#key=…` into this tab's storage, so that it is not shared along with the address. */
 export function takeKey() {
   try {
-    key = sessionStorage.getItem(PLACE);
+    key = sessionStorage.getItem(PLACE) ?? key;
   } catch {
-    key = null;
+    // what is in memory stays
   }
   const given = new URLSearchParams(location.hash.slice(1)).get('key');
   if (!given) return;

@@ -2,7 +2,6 @@
 
 import * as api from './api.js';
 import { make } from './dom.js';
-import { galleryFacts } from './gallery.js';
 import { currentKey } from './key.js';
 
 const AT_ONCE = 6;
@@ -31,11 +30,12 @@ function forgetOldest() {
 
 /** The address to show an item's thumbnail from; with a key its bytes are fetched first. */
 export async function pictureAddress(id) {
-  if (galleryFacts()?.thumbnails === 0) throw new api.Refused(404, 'This gallery keeps no pictures.');
   if (!currentKey()) return api.thumbnailAddress(id);
   if (!fetched.has(id)) {
     if (fetched.size >= KEPT) forgetOldest();
-    fetched.set(id, new Promise((done, failed) => waiting.push({ id, done, failed })));
+    const coming = new Promise((done, failed) => waiting.push({ id, done, failed }));
+    coming.catch(() => fetched.delete(id)); // so that it is asked for again
+    fetched.set(id, coming);
     next();
   }
   return fetched.get(id);

@@ -59,19 +59,22 @@ function whatHappened(added, known, label) {
 async function addAll(label) {
   let added = 0;
   let known = 0;
-  while (chosen.length) {
+  let left = chosen; // others may be chosen meanwhile
+  while (left.length) {
     try {
-      await api.add(chosen[0].blob, label);
+      await api.add(left[0].blob, label);
       added += 1;
     } catch (error) {
-      const several = known + added + chosen.length > 1;
+      const several = known + added + left.length > 1;
       if (error.status !== 409 || !several) {
         if (added) await changed();
         throw error;
       }
       known += 1;
     }
-    chosen = chosen.slice(1); // what is left is what a second try still has to add
+    const rest = left.slice(1);
+    if (chosen === left) chosen = rest; // what a second try still has to add
+    left = rest;
   }
   await changed();
   return { added, known };
