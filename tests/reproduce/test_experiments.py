@@ -28,7 +28,7 @@ PARTS = {
     "table2": CHOICE,
     "ablation": CHOICE,
     "classification": CHOICE,
-    "dimensions": replace(CHOICE, losses=("cam", "cross_entropy"), at=(4, 8)),
+    "dimensions": replace(CHOICE, losses=("cam",), at=(4, 8)),
     "convergence": replace(CHOICE, losses=("cam", "cross_entropy")),
     "fewshot": replace(CHOICE, losses=("cam",), at=(1, 4)),
     "embeddings2d": CHOICE,

@@ -20,7 +20,7 @@ def under_load(*options: str) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def test_64_clients_for_a_moment() -> None:
-    found = under_load("--seconds", "3", "--only", "tiny", "--out", "")["tiny"]
+    found = under_load("--seconds", "2", "--only", "tiny", "--out", "")["tiny"]
     assert all(found[way]["answers"] >= 64 for way in ("batches", "one by one"))
 
 
