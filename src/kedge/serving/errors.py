@@ -6,6 +6,7 @@ from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Request
+from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
@@ -27,11 +28,16 @@ class Refused(Exception):
 
 async def only_known(request: Request) -> None:
     """Refuse parameters that the endpoint does not have: one that is misspelt would change nothing, unseen."""
-    known = [field.alias for field in request.scope["route"].dependant.query_params]
+    known = _parameters(request.scope["route"].dependant)
     for name in request.query_params:
         if name not in known:
             takes = f"this takes {', '.join(known)}" if known else "this takes none"
             raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, f"There is no parameter {name[:50]!r}: {takes}.")
+
+
+def _parameters(endpoint: Dependant) -> list[str]:
+    own = [field.alias for field in endpoint.query_params]
+    return own + [name for part in endpoint.dependencies for name in _parameters(part)]
 
 
 def as_response(status: int, sentence: str) -> JSONResponse:

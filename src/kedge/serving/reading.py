@@ -4,10 +4,10 @@
 import hashlib
 import time
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from kedge.errors import ConfigError
 from kedge.gallery import Result
@@ -57,6 +57,15 @@ def described(service: Service, id: int) -> schemas.Item:
     return schemas.Item(id=id, name=shown_name(found.path), label=found.label, metadata=metadata)
 
 
+class _Wanted(NamedTuple):
+    """How many hits of what kind, and how they are looked for."""
+
+    k: int
+    method: schemas.Method
+    probes: int
+    labels: list[str]
+
+
 def router_of(service: Service) -> APIRouter:
     """The endpoints."""
     router = APIRouter()
@@ -66,14 +75,18 @@ def router_of(service: Service) -> APIRouter:
     How = Annotated[schemas.Method, Query(description="How to search; both: one after the other.")]
     Labels = Annotated[list[str], Query(max_length=64, description="Only items with one of these labels.")]
 
-    @router.post("/search", responses=errors(408, 413, 415, 429), openapi_extra=REQUEST_BODY, tags=["search"])
-    async def search(
-        request: Request,
+    def wanted(
         k: K = 20,
         method: How = schemas.Method.two_stage,
         probes: Probes = 1,
         label: Labels = [],  # noqa: B006
-    ) -> schemas.Answer:
+    ) -> _Wanted:
+        return _Wanted(k, method, probes, label)
+
+    Wanted = Annotated[_Wanted, Depends(wanted)]
+
+    @router.post("/search", responses=errors(408, 413, 415, 429), openapi_extra=REQUEST_BODY, tags=["search"])
+    async def search(request: Request, wanted: Wanted) -> schemas.Answer:
         """The items most like a picture."""
         async with service.gate.entered():
             started = time.perf_counter()
@@ -82,21 +95,15 @@ def router_of(service: Service) -> APIRouter:
             before = time.perf_counter()
             vector = await service.embed(pixels)
             encoder = time.perf_counter() - before
-            return await _answer(service, vector, k, method, probes, label, None, started, encoder)
+            return await _answer(service, vector, wanted, None, started, encoder)
 
     @router.get("/items/{id}/similar", responses=errors(404, 429), tags=["search"])
-    async def similar(
-        id: Id,
-        k: K = 20,
-        method: How = schemas.Method.two_stage,
-        probes: Probes = 1,
-        label: Labels = [],  # noqa: B006
-    ) -> schemas.Answer:
+    async def similar(id: Id, wanted: Wanted) -> schemas.Answer:
         """The items most like another one."""
         async with service.gate.entered():
             started = time.perf_counter()
             vector = await service.vector(id)
-            return await _answer(service, vector, k, method, probes, label, id, started, None)
+            return await _answer(service, vector, wanted, id, started, None)
 
     @router.get("/items", responses=errors(), tags=["gallery"])
     async def items(
@@ -193,14 +200,12 @@ def router_of(service: Service) -> APIRouter:
 async def _answer(
     service: Service,
     vector: np.ndarray,
-    k: int,
-    method: schemas.Method,
-    probes: int,
-    labels: list[str],
+    wanted: _Wanted,
     without: int | None,
     started: float,
     encoder: float | None,
 ) -> schemas.Answer:
+    k, method, probes, labels = wanted
     methods: tuple[Method, ...] = ("two_stage", "brute_force")
     if method is not schemas.Method.both:
         methods = ("two_stage",) if method is schemas.Method.two_stage else ("brute_force",)
