@@ -175,7 +175,7 @@ class Gallery:
 
     def restore(self, version: int) -> None:
         """Make an old state the current one."""
-        with self._writing():
+        with self.writing():
             self._record.restore(version)
 
     # ------------------------------------------------------------------ writing
@@ -202,7 +202,7 @@ class Gallery:
         files, names = listed(source, labels)
         columns = _checked_metadata(metadata, len(files))
         adding = Adding(self._record, self.model, self.thumbnails, progress or (lambda _: None))
-        with self._writing():
+        with self.writing():
             return adding.add(files, names, columns, commit_every or len(files))
 
     def add_embeddings(
@@ -225,7 +225,7 @@ class Gallery:
             raise ConfigError("paths must not hold a NUL character.")
         if count == 0:
             return []
-        with self._writing():
+        with self.writing():
             self._record.add_columns({name: columns[name] for name in metadata or {}})
             first = self._record.reserve(count)
             ids = list(range(first, first + count))
@@ -234,7 +234,7 @@ class Gallery:
 
     def remove(self, ids: int | Sequence[int]) -> int:
         """Remove items; how many of them were there."""
-        with self._writing():
+        with self.writing():
             return self._record.delete([ids] if isinstance(ids, int) else ids)
 
     def calibrate(self, held_out: str | Path | Sequence[str | Path] | np.ndarray, accept: float = 0.95) -> Calibration:
@@ -251,14 +251,14 @@ class Gallery:
             vectors = self.model.embed(listed(held_out, None)[0]).numpy()
         nearest = np.sqrt(self.snapshot().anchors.distances(vectors).min(axis=1))
         calibration = Calibration.from_distances(nearest, accept)
-        with self._writing():
+        with self.writing():
             save_calibration(self.path, calibration)
             self.calibration = calibration
         return calibration
 
     def optimize(self) -> None:
         """Fold everything that is new into the lists, and join the record's small files."""
-        with self._writing():
+        with self.writing():
             self._record.compact()
             self._view.write_lists(self._record)
 
@@ -370,12 +370,12 @@ class Gallery:
         return matrix
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Be the only writer; the system gives the lock back when its holder dies."""
+    def writing(self) -> Iterator[Record]:
+        """Be the only writer of the record; the system gives the lock back when its holder dies."""
         try:
             with FileLock(self.path / LOCK, timeout=_WAIT_SECONDS):
                 self._record.refresh()
-                yield
+                yield self._record
         except Timeout as error:
             raise GalleryError(f"Another process is writing to {self.path}: try again when it is done.") from error
         except OSError as error:
