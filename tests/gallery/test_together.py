@@ -85,7 +85,7 @@ def test_a_second_writer_is_told_to_wait(tmp_path: Path, monkeypatch: pytest.Mon
     first = Gallery.create(tmp_path / "g", dim=2)
     second = Gallery.open(tmp_path / "g")
     monkeypatch.setattr(module, "_WAIT_SECONDS", 0.1)
-    with first._writing(), pytest.raises(GalleryError, match="Another process is writing"):
+    with first.writing(), pytest.raises(GalleryError, match="Another process is writing"):
         second.add_embeddings(np.zeros((1, 2)))
     assert second.add_embeddings(np.zeros((1, 2))) == [0]
     assert len(first) == 1
