@@ -377,6 +377,14 @@ class Holder:
                 break
         return self.system.note
 
+    def set_effort(self, effort: int) -> None:
+        """How far to search from now on."""
+        self.system.try_harder(effort)
+
+    def own_memory(self) -> float:
+        """MiB of the process that are no file."""
+        return _own_memory()
+
     def single(self, rows: Sequence[int], unmeasured: int, way: Any) -> tuple[list[float], int]:
         """Seconds of each query but the first few, and the pages that had to come from disk."""
         calls = [self.system.asked(self.queries, row, way) for row in rows]

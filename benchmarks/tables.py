@@ -50,6 +50,10 @@ def fill(text: str) -> str:
 
 
 def table(record: dict[str, Any]) -> str:
+    if "table" in record:
+        shown = [record["table"]["columns"], *record["table"]["rows"]]
+        lines = [f"| {' | '.join(map(str, cells))} |" for cells in shown]
+        return "\n".join([lines[0], f"|{'---|' * len(shown[0])}", *lines[1:]]) + "\n"
     groups: dict[str, list[dict[str, Any]]] = {}
     for run in record["runs"]:
         several = "seed=" in run["command"]

@@ -34,7 +34,7 @@ def check_readers_and_writer(path: Path, seconds: float) -> None:
             while not stop.is_set():
                 query = own.normal(size=DIM).astype(np.float32)
                 snapshot = gallery.snapshot()
-                ids = {int(one) for one in gallery._record.ids_where("id >= 0", snapshot.version)}
+                ids = {int(one) for some in gallery._record.ids_where("id >= 0", snapshot.version) for one in some}
                 [result] = gallery._search(snapshot, query[None], 10, "brute_force", 1, 0, None, None)
                 expected = np.array(sorted(ids))
                 distances = np.linalg.norm(everything[expected] - query, axis=1)

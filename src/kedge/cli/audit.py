@@ -21,7 +21,7 @@ def register(app: typer.Typer) -> None:
 
 
 def audit(
-    gallery: Annotated[Path, typer.Argument(help="The gallery's folder.")],
+    gallery: Annotated[str, typer.Argument(help="The gallery's folder or address (s3://…).")],
     against: Annotated[
         Path | None, typer.Option(help="Test pictures, as a folder or a gallery: say which stand in this gallery too.")
     ] = None,

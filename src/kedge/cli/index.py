@@ -1,7 +1,8 @@
-"""`kedge index`: a folder of pictures becomes a gallery, or joins one."""
+"""`kedge index`: pictures become a gallery, or join one."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +11,7 @@ import typer
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from kedge.gallery import Gallery
+    from kedge.gallery import Added, Gallery
 
 __all__ = ["register"]
 
@@ -21,8 +22,14 @@ def register(app: typer.Typer) -> None:
 
 
 def index(
-    folder: Annotated[Path, typer.Argument(help="The pictures; its first-level folders are labels.")],
-    gallery: Annotated[Path, typer.Option(help="The gallery's folder, made if it is not there.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A folder of pictures; its first-level folders are labels. With --runner ray also a .txt file with "
+            "their paths, Parquet files or WebDataset shards (.tar)."
+        ),
+    ],
+    gallery: Annotated[str, typer.Option(help="The gallery's folder or address (s3://…), made if it is not there.")],
     model: Annotated[Path | None, typer.Option(help="A run or a model; a gallery that is there has its own.")] = None,
     lists: Annotated[
         str | None, typer.Option(help="Where an item sits: in the list of its 'label' (default) or nearest 'anchor'.")
@@ -33,12 +40,18 @@ def index(
     thumbnails: Annotated[
         int | None, typer.Option(help="Keep small copies with so many pixels on the longer side; default: none.")
     ] = None,
+    runner: Annotated[str, typer.Option(help="local, or ray: over many processes and machines.")] = "local",
+    address: Annotated[
+        str | None, typer.Option(help="The Ray cluster, such as ray-head:6379; default: one is started here.")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help="With ray: how many models embed at a time.")] = None,
 ) -> None:
-    """Add a folder of pictures to a gallery; run it again to continue, or to add what is new."""
-    from kedge.gallery import Added
-    from kedge.gallery.indexing import UNREADABLE, existing_folder, index_folder
+    """Add pictures to a gallery; run it again to continue, or to add what is new."""
+    from kedge.gallery.indexing import UNREADABLE, existing_folder
 
-    existing_folder(folder)
+    check_runner(runner, address=address, workers=workers)
+    if runner == "local":
+        existing_folder(source)
     opened = _opened(gallery, model, {"lists": lists, "precision": precision, "thumbnails": thumbnails})
     last: Added | None = None
 
@@ -53,24 +66,64 @@ def index(
                 bar.update(task, description="Optimising")
 
         try:
-            added = index_folder(opened, folder, progress=show)
+            added = _added(opened, source, runner, address, workers, show)
         except KeyboardInterrupt:
             bar.stop()
             so_far = f" ({last})" if last else ""
-            typer.echo(f"kedge: stopped; what was added stays{so_far}: run it again to continue.", err=True)
+            kept = "what was added stays" if runner == "local" else "what the workers finished is kept"
+            typer.echo(f"kedge: stopped; {kept}{so_far}: run it again to continue.", err=True)
             raise typer.Exit(130) from None
         bar.update(task, description="Indexed")
-    where = f", see {gallery / UNREADABLE}" if added.skipped else ""
+    where = f", see {opened.path / UNREADABLE}" if added.skipped else ""
     typer.echo(f"{gallery}: {added}{where}.")
 
 
-def _opened(path: Path, source: Path | None, options: dict[str, Any]) -> Gallery:
+def check_runner(runner: str, **options: object) -> None:
+    """Refuse a runner that is not there, and options that the local one does not have."""
     from kedge.errors import ConfigError
+
+    if runner not in ("local", "ray"):
+        raise ConfigError(f"--runner must be local or ray, found {runner}.")
+    for name, value in options.items():
+        if runner == "local" and value is not None:
+            raise ConfigError(f"--{name} is for --runner ray: leave it out, or say that.")
+
+
+def _added(
+    gallery: Gallery,
+    source: str,
+    runner: str,
+    address: str | None,
+    workers: int | None,
+    progress: Callable[[Added], None],
+) -> Added:
+    if runner == "local":
+        from kedge.gallery.indexing import index_folder
+
+        return index_folder(gallery, source, progress=progress)
+    from kedge.scale import build_index, index_with_ray
+    from kedge.scale.cluster import connected
+
+    with connected(address, workers):
+        added = index_with_ray(gallery, source, workers=workers, progress=progress)
+        build_index(gallery, workers=workers)
+    return added
+
+
+def _opened(path: str, source: Path | None, options: dict[str, Any]) -> Gallery:
+    from kedge.errors import ConfigError
+    from kedge.files import is_address
     from kedge.gallery import Gallery
+    from kedge.gallery.place import Place
     from kedge.model import Model
 
     given = {name: value for name, value in options.items() if value is not None}
-    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+    here = Path(path).expanduser()
+    if is_address(path):
+        missing = Place.of(path).read("gallery.json") is None
+    else:
+        path, missing = str(here), not here.exists() or (here.is_dir() and not any(here.iterdir()))
+    if missing:
         if source is None:
             raise ConfigError(f"There is no gallery {path} yet: say with --model whose embeddings it is to hold.")
         return Gallery.create(path, Model.load(source), **given)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,7 +14,7 @@ def register(app: typer.Typer) -> None:
     app.command("optimize")(optimize)
 
 
-def optimize(gallery: Annotated[Path, typer.Argument(help="The gallery's folder.")]) -> None:
+def optimize(gallery: Annotated[str, typer.Argument(help="The gallery's folder or address (s3://…).")]) -> None:
     """Fold what is new into the lists, and join the record's small files."""
     from kedge.gallery import Gallery
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,7 +15,7 @@ def register(app: typer.Typer) -> None:
 
 
 def remove(
-    gallery: Annotated[Path, typer.Argument(help="The gallery's folder.")],
+    gallery: Annotated[str, typer.Argument(help="The gallery's folder or address (s3://…).")],
     ids: Annotated[list[int], typer.Argument(help="The items, by id, as kedge search shows them.")],
 ) -> None:
     """Remove items from a gallery; the picture files stay where they are."""

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
+_ALL = 2**31
+"""More lists than there are."""
+
 
 def register(app: typer.Typer) -> None:
     """Add the verb."""
@@ -21,7 +24,7 @@ def register(app: typer.Typer) -> None:
 
 
 def search(
-    gallery: Annotated[Path, typer.Argument(help="The gallery's folder.")],
+    gallery: Annotated[str, typer.Argument(help="The gallery's folder or address (s3://…).")],
     query: Annotated[str, typer.Argument(help="A picture, or the id of an item.")],
     k: Annotated[int, typer.Option("-k", help="How many hits.")] = 20,
     probes: Annotated[int, typer.Option(help="How many lists are searched: those of the nearest anchors.")] = 1,
@@ -31,13 +34,31 @@ def search(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write a page with the pictures to this file.")] = None,
     url: Annotated[bool, typer.Option("--url", help="The query may be an http(s) address, which is fetched.")] = False,
+    runner: Annotated[
+        str, typer.Option(help="local, or ray: over several processes, for a gallery no machine holds.")
+    ] = "local",
+    address: Annotated[
+        str | None, typer.Option(help="The Ray cluster, such as ray-head:6379; default: one is started here.")
+    ] = None,
 ) -> None:
     """Find the items that are most like a picture."""
+    from kedge.cli.index import check_runner
+    from kedge.errors import ConfigError
     from kedge.gallery import Gallery
 
+    check_runner(runner, address=address)
     opened = Gallery.open(gallery)
     wanted = _query(query)
-    result = opened.search(wanted, k, cast("Method", method), probes, at_least, where, allow_url=url)
+    if runner == "local":
+        result = opened.search(wanted, k, cast("Method", method), probes, at_least, where, allow_url=url)
+    else:
+        if at_least:
+            raise ConfigError("--at-least is for --runner local: say with --probes how many lists are searched.")
+        from kedge.scale import search_with_ray
+
+        vector, without = opened.query_vector(wanted, allow_url=url)
+        lists = probes if method == "two_stage" else _ALL
+        [result] = search_with_ray(opened, vector[None], k, lists, where, without=without, address=address)
     if html is not None:
         from kedge.gallery.html import write_page
         from kedge.gallery.page import search_page

@@ -16,7 +16,7 @@ def register(app: typer.Typer) -> None:
 
 
 def serve(
-    gallery: Annotated[Path, typer.Argument(help="The gallery's folder.")],
+    gallery: Annotated[str, typer.Argument(help="The gallery's folder or address (s3://…).")],
     host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 for all of them.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 8000,
     writable: Annotated[
@@ -34,6 +34,9 @@ def serve(
     max_upload: Annotated[int, typer.Option(min=1, help="MiB that a picture may have.")] = 20,
     waiting: Annotated[int, typer.Option(min=1, help="Requests at once; more are told to come back.")] = 128,
     batch: Annotated[int, typer.Option(min=1, help="Pictures that go through the encoder at once.")] = 32,
+    memory: Annotated[
+        int, typer.Option(min=64, help="MiB that the gallery may keep, beside what the system keeps of its files.")
+    ] = 1024,
 ) -> None:
     """Open a gallery to browsers and programs."""
     import os
@@ -61,6 +64,7 @@ def serve(
         max_bytes=max_upload * 2**20,
         waiting=waiting,
         batch=batch,
+        memory=memory * 2**20,
     )
     console = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
     run(gallery, settings, host=host, port=port, generated=generated, console=console)

@@ -10,7 +10,7 @@ from kedge.gallery.pictures import Batch, Known, is_text, read_ahead
 from kedge.gallery.record import Record
 from kedge.model import Model
 
-__all__ = ["Added", "Adding"]
+__all__ = ["Added", "Adding", "known_items"]
 
 _BATCH = 64
 
@@ -53,7 +53,7 @@ class Adding:
         every: int,
     ) -> Added:
         """Add what is not there yet; a commit after every so many pictures."""
-        there, outdated = self._there(files)
+        there, outdated = known_items(self._record, files)
         added = Added(len(files))
         first = self._record.reserve(len(files))
         self._record.add_columns(metadata)
@@ -112,17 +112,18 @@ class Adding:
             columns["thumbnail"] = batch.thumbnails
         return columns | {name: [values[row] for row in batch.rows] for name, values in metadata.items()}
 
-    def _there(self, files: Sequence[Path]) -> tuple[dict[str, Known], list[int]]:
-        """What the record knows of these paths, and the ids of older content that a kill left beside the newer."""
-        where = "path IS NOT NULL AND hash IS NOT NULL"
-        if len(files) <= 1024:  # beyond, one pass over all paths costs less than so long a filter
-            quoted = ["'" + str(file).replace("'", "''") + "'" for file in files if is_text(str(file))]
-            where += f" AND path IN ({', '.join(quoted)})" if quoted else " AND false"
-        table = self._record.columns(["id", "path", "hash"], where).sort_by("id")
-        there: dict[str, Known] = {}
-        outdated = []
-        for id, path, digest in zip(*(table.column(name).to_pylist() for name in ("id", "path", "hash")), strict=True):
-            if path in there and there[path].hash != digest:
-                outdated.append(there[path].id)
-            there[path] = Known(id, digest)
-        return there, outdated
+
+def known_items(record: Record, files: Sequence[str | Path]) -> tuple[dict[str, Known], list[int]]:
+    """What the record knows of these paths, and the ids of older content that a kill left beside the newer."""
+    where = "path IS NOT NULL AND hash IS NOT NULL"
+    if len(files) <= 1024:  # beyond, one pass over all paths costs less than so long a filter
+        quoted = ["'" + str(file).replace("'", "''") + "'" for file in files if is_text(str(file))]
+        where += f" AND path IN ({', '.join(quoted)})" if quoted else " AND false"
+    table = record.columns(["id", "path", "hash"], where).sort_by("id")
+    there: dict[str, Known] = {}
+    outdated = []
+    for id, path, digest in zip(*(table.column(name).to_pylist() for name in ("id", "path", "hash")), strict=True):
+        if path in there and there[path].hash != digest:
+            outdated.append(there[path].id)
+        there[path] = Known(id, digest)
+    return there, outdated

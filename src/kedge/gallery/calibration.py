@@ -11,8 +11,9 @@ import numpy as np
 
 from kedge.errors import ConfigError, GalleryError
 from kedge.files import whole_file
+from kedge.gallery.place import Place
 
-__all__ = ["Calibration", "load_calibration", "save_calibration"]
+__all__ = ["Calibration", "fetch_calibration", "load_calibration", "save_calibration"]
 
 _FILE = "calibration.json"
 
@@ -42,10 +43,17 @@ class Calibration:
         return cls(float(np.sort(distances)[rank - 1]), accept, count)
 
 
-def save_calibration(folder: Path, calibration: Calibration) -> None:
+def save_calibration(where: Place | Path, calibration: Calibration) -> None:
     """Keep it with the gallery."""
-    with whole_file(folder / _FILE) as stream:
+    place = Place.of(where)
+    with whole_file(place.folder / _FILE) as stream:
         stream.write(json.dumps(asdict(calibration)).encode())
+    place.publish(_FILE)
+
+
+def fetch_calibration(place: Place) -> None:
+    """Take over what somebody else has learned at the gallery's address."""
+    place.fetch_file(_FILE)
 
 
 def load_calibration(folder: Path) -> Calibration | None:

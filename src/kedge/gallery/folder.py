@@ -13,12 +13,23 @@ from typing import Any, Literal
 import numpy as np
 
 from kedge.errors import ConfigError, GalleryError
+from kedge.gallery.place import Place
 from kedge.gallery.precision import PRECISIONS, Precision
 from kedge.gallery.record import Record
 from kedge.model import Model
 
-__all__ = ["About", "ListKind", "make_folder", "own_anchors", "read_about", "read_anchors"]
+__all__ = [
+    "About",
+    "ListKind",
+    "fetch_folder",
+    "make_folder",
+    "own_anchors",
+    "read_about",
+    "read_anchors",
+    "taken",
+]
 
+ABOUT = "gallery.json"
 FORMAT = 1
 KIND = "kedge-gallery"
 ListKind = Literal["label", "anchor"]
@@ -38,8 +49,12 @@ class About:
     """The longer side of the small copies that it keeps; 0: it keeps none."""
 
 
-def make_folder(path: Path, about: About, model: Model | None, learned: np.ndarray | None) -> None:
+def make_folder(place: Place, about: About, model: Model | None, learned: np.ndarray | None) -> None:
     """An empty gallery: the whole of it or, after a kill, nothing in its place."""
+    path = place.folder
+    if place.address is not None:
+        # What is here was copied from an address that is there no more.
+        shutil.rmtree(path, ignore_errors=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     making = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     making.mkdir()
@@ -48,30 +63,56 @@ def make_folder(path: Path, about: About, model: Model | None, learned: np.ndarr
             model.save(making / "model")
         elif learned is not None:
             np.save(making / "anchors.npy", learned)
-        Record.create(making, about.dim)
+        if place.address is None:
+            Record.create(making, about.dim)
         written = {"kind": KIND, "format": FORMAT, **asdict(about)}
-        (making / "gallery.json").write_text(json.dumps(written, indent=2, ensure_ascii=False), encoding="utf-8")
+        (making / ABOUT).write_text(json.dumps(written, indent=2, ensure_ascii=False), encoding="utf-8")
         making.rename(path)
     finally:
         shutil.rmtree(making, ignore_errors=True)
+    if place.address is not None:
+        Record.create(place, about.dim)
+        place.begin_counting()
+        names = sorted(file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file())
+        # The one that makes a gallery of it comes last.
+        place.publish(*(name for name in names if name != ABOUT), ABOUT)
 
 
-def read_about(path: Path) -> About:
+def fetch_folder(place: Place) -> None:
+    """Copy what is at an address and not here yet: all but the record."""
+    if place.address is None:
+        return
+    here = place.folder / ABOUT
+    if not here.exists() or here.read_bytes() != place.read(ABOUT):
+        place.fetch("model")
+        place.fetch_file("anchors.npy")
+        place.fetch_file(ABOUT)
+
+
+def taken(place: Place) -> bool:
+    """Whether something is in a gallery's place already."""
+    if place.address is not None:
+        return place.read(ABOUT) is not None
+    return place.folder.exists() and (not place.folder.is_dir() or any(place.folder.iterdir()))
+
+
+def read_about(place: Place) -> About:
     """What the folder of a gallery says of itself."""
-    file = path / "gallery.json"
-    if not path.exists():
-        raise GalleryError(f"There is no gallery {path}: check the path, or make one with Gallery.create.")
+    path = place.folder
+    file = path / ABOUT
+    if not path.exists() or (place.address is not None and not file.exists()):
+        raise GalleryError(f"There is no gallery {place}: check the path, or make one with Gallery.create.")
     try:
         about: Any = json.loads(file.read_bytes())
     except FileNotFoundError as error:
-        raise GalleryError(f"{path} is no gallery: it holds no {file.name}.") from error
+        raise GalleryError(f"{place} is no gallery: it holds no {file.name}.") from error
     except (OSError, ValueError) as error:
         raise GalleryError(f"{file} is damaged: it cannot be read as JSON.") from error
     if not isinstance(about, dict) or about.pop("kind", None) != KIND:
-        raise GalleryError(f"{path} is no Kedge gallery.")
+        raise GalleryError(f"{place} is no Kedge gallery.")
     written = about.pop("format", 0)
     if written > FORMAT:
-        raise GalleryError(f"{path} has format {written}, this Kedge reads up to {FORMAT}: upgrade Kedge.")
+        raise GalleryError(f"{place} has format {written}, this Kedge reads up to {FORMAT}: upgrade Kedge.")
     try:
         found = About(**about)
         if found.precision not in PRECISIONS:

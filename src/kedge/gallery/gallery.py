@@ -15,11 +15,22 @@ from PIL import Image
 
 from kedge.errors import ConfigError, GalleryError
 from kedge.gallery.adding import Added, Adding
-from kedge.gallery.calibration import Calibration, load_calibration, save_calibration
-from kedge.gallery.folder import About, ListKind, make_folder, own_anchors, read_about, read_anchors
+from kedge.gallery.anchors import Anchors
+from kedge.gallery.calibration import Calibration, fetch_calibration, load_calibration, save_calibration
+from kedge.gallery.folder import (
+    About,
+    ListKind,
+    fetch_folder,
+    make_folder,
+    own_anchors,
+    read_about,
+    read_anchors,
+    taken,
+)
 from kedge.gallery.pictures import listed, query_picture
+from kedge.gallery.place import Place
 from kedge.gallery.precision import PRECISIONS, Precision
-from kedge.gallery.record import COLUMNS, Record, Version, embeddings_of
+from kedge.gallery.record import COLUMNS, MEMORY, Record, Version, embeddings_of
 from kedge.gallery.search import Result, Snapshot
 from kedge.gallery.view import LOCK, View
 from kedge.model import Model
@@ -28,6 +39,7 @@ __all__ = ["Gallery", "Item", "Method"]
 
 Method = Literal["two_stage", "brute_force"]
 _WAIT_SECONDS = 10.0
+_LEAST_MEMORY = 64 << 20
 _LARGEST = 1e18
 """The squares of larger lengths have no room in single precision."""
 
@@ -47,19 +59,24 @@ class Gallery:
     Make one with `create` or `open`.
     """
 
-    def __init__(self, path: Path, about: About, learned: np.ndarray | None, model: Model | None) -> None:
-        self.path = path
+    def __init__(
+        self, place: Place, about: About, learned: np.ndarray | None, model: Model | None, *, memory: int = MEMORY
+    ) -> None:
+        self.place = place
+        self.path = place.folder
+        """The folder; of a gallery in an object store, the one for what this machine keeps of it."""
         self.model = model
         self.classes: tuple[str, ...] = tuple(about.classes)
         self.lists: ListKind = about.lists
         self.dim = int(about.dim)
         self.precision: Precision = about.precision
         self.thumbnails = int(about.thumbnails)
-        self.calibration = load_calibration(path)
-        self._record = Record(path, self.dim)
+        self.calibration = load_calibration(self.path)
+        self._record = Record(place, self.dim, memory=memory)
         self._view = View(
-            path,
+            place,
             self.dim,
+            memory=memory,
             learned=learned,
             classes=self.classes,
             by_label=self.lists == "label",
@@ -90,15 +107,15 @@ class Gallery:
         nearest exactly; `kedge info` states what share of them it finds. `thumbnails` is the longer side of small
         copies that the gallery keeps of its pictures; 0 keeps none.
         """
-        path = Path(path)
+        place = Place.of(path)
         if lists not in get_args(ListKind):
             raise ConfigError(f"lists must be one of {', '.join(get_args(ListKind))}, found {lists!r}.")
         if precision not in PRECISIONS:
             raise ConfigError(f"precision must be one of {', '.join(PRECISIONS)}, found {precision!r}.")
         if not 0 <= thumbnails <= 1024:
             raise ConfigError(f"thumbnails must lie between 0 and 1024 pixels, found {thumbnails}.")
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise GalleryError(f"{path} is there already: open it with Gallery.open, or choose another path.")
+        if taken(place):
+            raise GalleryError(f"{place} is there already: open it with Gallery.open, or choose another path.")
         if model is not None:
             if anchors is not None or classes is not None or dim is not None:
                 raise ConfigError("A model brings its own anchors, classes and dimension: give only the model.")
@@ -107,28 +124,37 @@ class Gallery:
             learned, names, dim = own_anchors(anchors, classes, dim)
         fingerprint = None if model is None else model.fingerprint
         about = About(dim, lists, list(names), fingerprint, precision, thumbnails)
-        make_folder(path, about, model, learned)
-        return cls(path, about, learned, model)
+        with _reaching(place):
+            make_folder(place, about, model, learned)
+            return cls(place, about, learned, model)
 
     @classmethod
-    def open(cls, path: str | Path, model: Model | None = None) -> Gallery:
-        """A gallery that is there. It holds its model; one that is in memory already saves loading it."""
-        path = Path(path)
-        about = read_about(path)
+    def open(cls, path: str | Path, model: Model | None = None, *, memory: int = MEMORY) -> Gallery:
+        """A gallery that is there. It holds its model; one that is in memory already saves loading it.
+
+        `memory` is what it may keep in bytes, beside the files that the system keeps in memory where there is room.
+        """
+        if memory < _LEAST_MEMORY:
+            raise ConfigError(f"memory must be at least {_LEAST_MEMORY >> 20} MiB, found {memory / 2**20:g} MiB.")
+        place = Place.of(path)
+        with _reaching(place):
+            fetch_folder(place)
+            fetch_calibration(place)
+        about = read_about(place)
         if about.model is None:
             if model is not None:
-                raise ConfigError(f"{path} was made without a model: open it without one.")
-            return cls(path, about, read_anchors(path), None)
+                raise ConfigError(f"{place} was made without a model: open it without one.")
+            return cls(place, about, read_anchors(place.folder), None, memory=memory)
         if model is not None and model.fingerprint != about.model:
             raise ConfigError(
-                f"{path} was made with the model {about.model}, found {model.fingerprint}: open it with that one."
+                f"{place} was made with the model {about.model}, found {model.fingerprint}: open it with that one."
             )
-        model = model or Model.load(path / "model")
+        model = model or Model.load(place.folder / "model")
         if model.fingerprint != about.model:
             raise GalleryError(
-                f"{path} was made with the model {about.model}, but holds {model.fingerprint}: put it back."
+                f"{place} was made with the model {about.model}, but holds {model.fingerprint}: put it back."
             )
-        return cls(path, about, _learned(model), model)
+        return cls(place, about, _learned(model), model, memory=memory)
 
     # ------------------------------------------------------------------ what it holds
 
@@ -136,7 +162,7 @@ class Gallery:
         return len(self.snapshot())
 
     def __repr__(self) -> str:
-        return f"Gallery({str(self.path)!r}, {len(self):,} items, dim={self.dim}, lists={self.lists})"
+        return f"Gallery({str(self.place)!r}, {len(self):,} items, dim={self.dim}, lists={self.lists})"
 
     def snapshot(self) -> Snapshot:
         """The newest state: its anchors and lists. It stays what it is, whatever writers do meanwhile."""
@@ -196,7 +222,7 @@ class Gallery:
         with `commit_every`, those that were complete when it came. `progress` is called as the work goes on.
         """
         if self.model is None:
-            raise ConfigError(f"{self.path} was made without a model: use add_embeddings.")
+            raise ConfigError(f"{self.place} was made without a model: use add_embeddings.")
         if commit_every is not None and commit_every < 1:
             raise ConfigError(f"commit_every must be at least 1, found {commit_every}.")
         files, names = listed(source, labels)
@@ -213,7 +239,7 @@ class Gallery:
         metadata: Mapping[str, Sequence[Any]] | None = None,
     ) -> list[int]:
         """Add vectors of one's own, one row each; all of them or, after a kill, none. Returns their ids."""
-        matrix = self._checked(vectors)
+        matrix = self.checked(vectors)
         count = len(matrix)
         columns = _checked_metadata(metadata, count)
         for name, values in (("label", labels), ("path", paths)):
@@ -244,15 +270,15 @@ class Gallery:
         on; of items like these, the share `accept` will count as known.
         """
         if isinstance(held_out, np.ndarray):
-            vectors = self._checked(held_out)
+            vectors = self.checked(held_out)
         elif self.model is None:
-            raise ConfigError(f"{self.path} was made without a model: calibrate with vectors.")
+            raise ConfigError(f"{self.place} was made without a model: calibrate with vectors.")
         else:
             vectors = self.model.embed(listed(held_out, None)[0]).numpy()
-        nearest = np.sqrt(self.snapshot().anchors.distances(vectors).min(axis=1))
+        nearest = np.sqrt(self.snapshot().anchors.nearest_squares(vectors))
         calibration = Calibration.from_distances(nearest, accept)
         with self.writing():
-            save_calibration(self.path, calibration)
+            save_calibration(self.place, calibration)
             self.calibration = calibration
         return calibration
 
@@ -279,18 +305,21 @@ class Gallery:
 
         The picture behind an http(s) address is fetched only with `allow_url`.
         """
-        without = None
-        if isinstance(query, (int, np.integer)) and not isinstance(query, bool):
-            without = int(query)
-            vector = self.vector(without)
-        elif isinstance(query, np.ndarray) and query.ndim == 1:
-            vector = query
-        elif self.model is None:
-            raise ConfigError(f"{self.path} was made without a model: search with a vector or an id.")
-        else:
-            vector = self.model.embed(query_picture(query, allow_url=allow_url)).numpy()[0]
-        matrix = self._checked(np.asarray(vector)[None])
+        vector, without = self.query_vector(query, allow_url=allow_url)
+        matrix = self.checked(vector[None])
         return self._search(self.snapshot(), matrix, k, method, probes, at_least, where, without)[0]
+
+    def query_vector(
+        self, query: str | Path | bytes | int | Image.Image | np.ndarray, *, allow_url: bool = False
+    ) -> tuple[np.ndarray, int | None]:
+        """The vector of what someone searches with, and the id that is left out where it is an item."""
+        if isinstance(query, (int, np.integer)) and not isinstance(query, bool):
+            return self.vector(int(query)), int(query)
+        if isinstance(query, np.ndarray) and query.ndim == 1:
+            return query, None
+        if self.model is None:
+            raise ConfigError(f"{self.place} was made without a model: search with a vector or an id.")
+        return self.model.embed(query_picture(query, allow_url=allow_url)).numpy()[0], None
 
     def search_embeddings(
         self,
@@ -306,7 +335,7 @@ class Gallery:
     ) -> list[Result]:
         """The k nearest items of each vector, but for one that is left out; in the newest state, or in a `snapshot`."""
         state = self.snapshot() if snapshot is None else snapshot
-        return self._search(state, self._checked(queries), k, method, probes, at_least, where, without)
+        return self._search(state, self.checked(queries), k, method, probes, at_least, where, without)
 
     def _search(
         self,
@@ -342,7 +371,7 @@ class Gallery:
     def _unknown(self, snapshot: Snapshot, queries: np.ndarray) -> list[bool | None]:
         if self.calibration is None:
             return [None] * len(queries)
-        nearest = np.sqrt(snapshot.anchors.distances(queries).min(axis=1))
+        nearest = np.sqrt(snapshot.anchors.nearest_squares(queries))
         unknown: list[bool | None] = (nearest > self.calibration.threshold).tolist()
         return unknown
 
@@ -352,10 +381,11 @@ class Gallery:
         self._record.refresh()
         table = self._record.columns(columns, f"id = {int(id)}")
         if len(table) == 0:
-            raise ConfigError(f"There is no item {id} in {self.path}.")
+            raise ConfigError(f"There is no item {id} in {self.place}.")
         return table
 
-    def _checked(self, vectors: Any) -> np.ndarray:
+    def checked(self, vectors: Any) -> np.ndarray:
+        """Vectors as this gallery compares them, one row each."""
         matrix = np.ascontiguousarray(vectors, dtype=np.float32)
         if matrix.ndim != 2 or matrix.shape[1] != self.dim:
             shape = " × ".join(map(str, matrix.shape))
@@ -369,6 +399,10 @@ class Gallery:
                 raise ConfigError(f"vectors must be below {_LARGEST / self.dim:.1e}, found {largest:.1e}: scale them.")
         return matrix
 
+    def settled(self, record: Record) -> Anchors:
+        """The anchors for what `record` holds now."""
+        return self._view.settled(record)
+
     @contextmanager
     def writing(self) -> Iterator[Record]:
         """Be the only writer of the record; the system gives the lock back when its holder dies."""
@@ -377,12 +411,24 @@ class Gallery:
                 self._record.refresh()
                 yield self._record
         except Timeout as error:
-            raise GalleryError(f"Another process is writing to {self.path}: try again when it is done.") from error
+            raise GalleryError(f"Another process is writing to {self.place}: try again when it is done.") from error
         except OSError as error:
             reason = error.strerror or (str(error).splitlines() or [type(error).__name__])[0]
-            raise GalleryError(f"{self.path} could not be written ({reason}): what it held before stays.") from error
+            raise GalleryError(f"{self.place} could not be written ({reason}): what it held before stays.") from error
         finally:
             self._view.look_again()
+
+
+@contextmanager
+def _reaching(place: Place) -> Iterator[None]:
+    """An address that cannot be reached is one sentence."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        if place.address is None or isinstance(error, (ConfigError, GalleryError)):
+            raise
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise GalleryError(f"{place} cannot be reached: check the address and its credentials ({reason}).") from error
 
 
 def _learned(model: Model) -> np.ndarray | None:

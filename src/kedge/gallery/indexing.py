@@ -11,7 +11,7 @@ from kedge.gallery.adding import Added
 from kedge.gallery.gallery import Gallery
 from kedge.gallery.pictures import listed
 
-__all__ = ["UNREADABLE", "existing_folder", "index_folder"]
+__all__ = ["UNREADABLE", "existing_folder", "index_folder", "tell_unreadable"]
 
 UNREADABLE = "unreadable.txt"
 """In the gallery's folder: path and reason of every picture that the last run could not read."""
@@ -38,7 +38,7 @@ def index_folder(gallery: Gallery, folder: str | Path, *, progress: Callable[[Ad
         added = gallery.add(files, labels, commit_every=_STEP, progress=report)
     finally:
         if seen is not None:
-            _tell_unreadable(gallery.path / UNREADABLE, seen.skipped)
+            tell_unreadable(gallery.path / UNREADABLE, seen.skipped)
     gallery.optimize()
     return added
 
@@ -52,7 +52,8 @@ def existing_folder(folder: str | Path) -> Path:
     return folder
 
 
-def _tell_unreadable(file: Path, unreadable: list[tuple[str, str]]) -> None:
+def tell_unreadable(file: Path, unreadable: list[tuple[str, str]]) -> None:
+    """Write path and reason of every picture that could not be read; no file where there is none."""
     if not unreadable:
         file.unlink(missing_ok=True)
         return

@@ -6,33 +6,36 @@ On disk it is a folder of plain arrays that are memory-mapped; in memory the sam
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import secrets
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from kedge.errors import GalleryError
 from kedge.files import whole_file
+from kedge.gallery.anchor_index import ARRAYS as INDEX_ARRAYS
+from kedge.gallery.anchor_index import AnchorIndex
 from kedge.gallery.anchors import Anchors
 from kedge.gallery.precision import PRECISIONS, Codes, Precision, described
 from kedge.gallery.record import Record, embeddings_of
 from kedge.gallery.scan import Slice, measured_recall
 
-__all__ = ["Lists", "open_lists", "write_lists"]
+__all__ = ["Lists", "Opened", "open_lists", "write_lists"]
 
-FORMAT = 2
+FORMAT = 3
 _CURRENT = "current"
 _TRIES = 3
 """A view may be replaced while it is opened: then the next one is there."""
 _ARRAYS = ("vectors", "norms", "ids", "offsets", "labels", "paths")
 _CODE_ARRAYS = ("codes", "scales", "norms", "errors")
+_CAN_FETCH = hasattr(mmap, "MADV_WILLNEED")
 _PATH_WIDTH = 256
 """Bytes; the few paths that are longer stand in the header."""
 
@@ -54,6 +57,8 @@ class Lists:
     codes: Codes | None = None
     recall: float | None = None
     """The share of the 100 nearest that a search through the codes finds, measured on some of the items."""
+    mapped: tuple[Any, ...] = ()
+    """Those arrays of which a search reads the rows of a list, as they lie on disk."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -62,14 +67,29 @@ class Lists:
     def _names(self) -> np.ndarray:
         return np.array([*self.label_names, None], dtype=object)  # -1 is the last
 
-    @cached_property
-    def _slices(self) -> list[Slice]:
-        bounds = self.offsets.tolist()
-        return [Slice(place, *ends) for place, ends in enumerate(pairwise(bounds))]
-
     def list_at(self, place: int) -> Slice:
         """The rows of a list; none for one that came later."""
-        return self._slices[place] if place < len(self._slices) else Slice(place, 0, 0)
+        if place + 1 >= len(self.offsets):
+            return Slice(place, 0, 0)
+        return Slice(place, int(self.offsets[place]), int(self.offsets[place + 1]))
+
+    @cached_property
+    def _seen(self) -> np.ndarray:
+        return np.zeros(len(self.offsets), bool)
+
+    def fetch(self, places: Sequence[int]) -> None:
+        """Have the parts of lists that nobody looked at yet read from disk all at once, not one after the other."""
+        for place in places:
+            if place + 1 >= len(self.offsets) or self._seen[place]:
+                continue
+            self._seen[place] = True
+            start, end = int(self.offsets[place]), int(self.offsets[place + 1])
+            if start == end:
+                continue
+            for array in self.mapped:
+                width = array.nbytes // len(array)
+                first = (array.offset + start * width) // mmap.PAGESIZE * mmap.PAGESIZE
+                array._mmap.madvise(mmap.MADV_WILLNEED, first, array.offset + end * width - first)
 
     def describe(self, rows: np.ndarray) -> tuple[list[int], list[str | None], list[str | None]]:
         """Ids, paths and labels of some rows."""
@@ -117,6 +137,14 @@ class Lists:
         )
 
 
+class Opened(NamedTuple):
+    """Lists, their anchors, and which files of the record they were made of."""
+
+    lists: Lists
+    anchors: Anchors
+    pieces: dict[str, str]
+
+
 def write_lists(
     root: Path, record: Record, anchors: Anchors, *, by_label: bool, precision: Precision = "float32"
 ) -> None:
@@ -130,9 +158,9 @@ def write_lists(
     folder.mkdir()
     try:
         header = _fill(folder, record, anchors, by_label=by_label, precision=precision)
-        header |= {"format": FORMAT, "version": record.version, "learned": anchors.learned, "names": anchors.names}
+        header |= {"format": FORMAT, "pieces": record.pieces(), "learned": anchors.learned, "names": anchors.names}
         if precision != "float32":
-            header["recall"] = measured_recall(_load(folder, header)[0])
+            header["recall"] = measured_recall(_load(folder, header).lists)
         (folder / "lists.json").write_text(json.dumps(header))
         for file in folder.iterdir():
             with file.open("rb") as stream:
@@ -148,7 +176,7 @@ def write_lists(
             shutil.rmtree(other, ignore_errors=True)
 
 
-def open_lists(root: Path) -> tuple[Lists, Anchors] | None:
+def open_lists(root: Path) -> Opened | None:
     """The view and its anchors; None where there is none that can be used."""
     for _ in range(_TRIES):
         found = _open_current(root)
@@ -157,7 +185,7 @@ def open_lists(root: Path) -> tuple[Lists, Anchors] | None:
     return None
 
 
-def _open_current(root: Path) -> tuple[Lists, Anchors] | None:
+def _open_current(root: Path) -> Opened | None:
     try:
         folder = root / (root / _CURRENT).read_text()
         header = json.loads((folder / "lists.json").read_text())
@@ -166,25 +194,32 @@ def _open_current(root: Path) -> tuple[Lists, Anchors] | None:
         return None
 
 
-def _load(folder: Path, header: dict[str, Any]) -> tuple[Lists, Anchors]:
+def _load(folder: Path, header: dict[str, Any]) -> Opened:
     # As plain arrays over the mapped bytes: memmap's own class is slow to slice.
     def mapped(name: str) -> np.ndarray:
-        return np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r"))
+        files[name] = np.load(folder / f"{name}.npy", mmap_mode="r")
+        return np.asarray(files[name])
 
-    vectors = np.ascontiguousarray(np.load(folder / "anchors.npy"))
-    anchors = Anchors(vectors, tuple(header["names"]), int(header["learned"]))
+    files: dict[str, Any] = {}
+
+    names = tuple(header["names"])
+    index = AnchorIndex(**{name: mapped(f"index_{name}") for name in INDEX_ARRAYS}) if header.get("indexed") else None
+    vectors = mapped("anchors") if index is not None else np.ascontiguousarray(np.load(folder / "anchors.npy"))
+    anchors = Anchors(vectors, names, int(header["learned"]), index)
     narrow = PRECISIONS[header["precision"]]
     codes = None
     if narrow is not None:
         codes = Codes(narrow, **{name: mapped(f"code_{name}") for name in _CODE_ARRAYS}, centres=anchors.vectors)
+    read = ["ids", "labels", "paths", "vectors" if codes is None else "code_codes"]
     lists = Lists(
         **{name: mapped(name) for name in _ARRAYS},
         label_names=tuple(header["label_names"]),
         long_paths={int(row): path for row, path in header["long_paths"].items()},
         codes=codes,
         recall=header.get("recall"),
+        mapped=tuple(files[name] for name in read if isinstance(files[name], np.memmap)) if _CAN_FETCH else (),
     )
-    return lists, anchors
+    return Opened(lists, anchors, header["pieces"])
 
 
 def _fill(folder: Path, record: Record, anchors: Anchors, *, by_label: bool, precision: Precision) -> dict[str, Any]:
@@ -245,9 +280,16 @@ def _fill(folder: Path, record: Record, anchors: Anchors, *, by_label: bool, pre
     whole = {"ids": ids[order], "offsets": offsets, "anchors": anchors.vectors}
     if narrow is not None:
         whole["code_errors"] = errors + nearest
+    if anchors.index is not None:
+        whole |= {f"index_{name}": getattr(anchors.index, name) for name in INDEX_ARRAYS}
     for name, values in whole.items():
         np.save(folder / f"{name}.npy", values)
-    return {"precision": precision, "label_names": list(names), "long_paths": long}
+    return {
+        "indexed": anchors.index is not None,
+        "precision": precision,
+        "label_names": list(names),
+        "long_paths": long,
+    }
 
 
 def _new(folder: Path, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:

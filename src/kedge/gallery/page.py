@@ -50,7 +50,7 @@ def search_page(gallery: Gallery, query: Path | str | int, result: Result) -> st
     name = Path(path).name if path is not None else f"item {query}"
     anchors = [anchor for anchor in result.anchors if anchor is not None]
     facts = {
-        "Gallery": str(gallery.path),
+        "Gallery": str(gallery.place),
         "Items": f"{len(gallery):,}",
         "Lists searched": f"{len(result.anchors):,}",
         "Anchors": ", ".join(anchors[:5]) + (" …" if len(anchors) > 5 else "") or "unnamed",
@@ -68,7 +68,7 @@ def search_page(gallery: Gallery, query: Path | str | int, result: Result) -> st
         f"<aside>\n<h1>Query</h1>\n<figure>{_linked(path, _QUERY_SIDE)}<figcaption>{caption}</figcaption></figure>\n"
         f"<dl>{cells}</dl>\n</aside>\n<section>\n<h2>{heading}</h2>\n<ol>\n{hits}\n</ol>\n</section>"
     )
-    return frame(f"{name} in {gallery.path.name}", _STYLE, body)
+    return frame(f"{name} in {gallery.place.name}", _STYLE, body)
 
 
 def _hit(gallery: Gallery, rank: int, hit: Hit, wanted: str | None) -> str:

@@ -19,7 +19,19 @@ from torch import Tensor
 from kedge.errors import ConfigError, PictureError
 from kedge.images import Preprocessing, fetch_picture, is_url, list_pictures, read_picture
 
-__all__ = ["Batch", "Known", "is_text", "listed", "query_picture", "read_ahead", "thumbnail_of"]
+__all__ = [
+    "Batch",
+    "Known",
+    "Read",
+    "gathered",
+    "is_text",
+    "listed",
+    "query_picture",
+    "read_ahead",
+    "read_content",
+    "read_file",
+    "thumbnail_of",
+]
 
 _AHEAD = 2
 """So many batches are read while the encoder works on one."""
@@ -32,7 +44,7 @@ class Known(NamedTuple):
     hash: str
 
 
-class _Read(NamedTuple):
+class Read(NamedTuple):
     """A picture; no picture and the reason; or neither, if it is there already."""
 
     image: Tensor | None = None
@@ -80,16 +92,16 @@ def read_ahead(
     """Batches of pictures as the encoder wants them; the next ones are read while the last one is used."""
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
 
-        def start(first: int) -> list[Future[_Read]]:
+        def start(first: int) -> list[Future[Read]]:
             some = files[first : first + size]
-            return [pool.submit(_read, file, there.get(str(file)), preprocessing, thumbnails) for file in some]
+            return [pool.submit(read_file, file, there.get(str(file)), preprocessing, thumbnails) for file in some]
 
         firsts = range(0, len(files), size)
         coming = deque((first, start(first)) for first in firsts[:_AHEAD])
         try:
             for place in range(len(firsts)):
                 first, reading = coming.popleft()
-                batch = _gathered(first, files, [future.result() for future in reading])
+                batch = gathered(first, files, [future.result() for future in reading])
                 if place + _AHEAD < len(firsts):
                     coming.append((firsts[place + _AHEAD], start(firsts[place + _AHEAD])))
                 yield batch
@@ -124,7 +136,8 @@ def thumbnail_of(image: Image.Image, side: int) -> bytes:
     return stream.getvalue()
 
 
-def _gathered(first: int, files: Sequence[Path], found: Sequence[_Read]) -> Batch:
+def gathered(first: int, files: Sequence[str | Path], found: Sequence[Read]) -> Batch:
+    """What was read of `files`, from number `first` on."""
     batch = Batch()
     for row, one in enumerate(found, start=first):
         if one.image is not None:
@@ -139,20 +152,26 @@ def _gathered(first: int, files: Sequence[Path], found: Sequence[_Read]) -> Batc
     return batch
 
 
-def _read(file: Path, known: Known | None, preprocessing: Preprocessing, thumbnails: int) -> _Read:
+def read_file(file: Path, known: Known | None, preprocessing: Preprocessing, thumbnails: int) -> Read:
+    """One picture, as the encoder wants it."""
     if not is_text(str(file)):
-        return _Read(reason="Its name is not valid UTF-8: rename it.")
+        return Read(reason="Its name is not valid UTF-8: rename it.")
     try:
         content = file.read_bytes()
     except OSError as error:
-        return _Read(reason=error.strerror or str(error))
+        return Read(reason=error.strerror or str(error))
+    return read_content(content, known, preprocessing, thumbnails)
+
+
+def read_content(content: bytes, known: Known | None, preprocessing: Preprocessing, thumbnails: int) -> Read:
+    """The same of what a file holds."""
     digest = hashlib.sha256(content).hexdigest()
     if known is not None and known.hash == digest:
-        return _Read()
+        return Read()
     try:
         picture = read_picture(content)
     except PictureError as error:
-        return _Read(reason=str(error))
+        return Read(reason=str(error))
     # Resized here, in the reading threads: a full-size picture is far larger than what the encoder sees.
     small = thumbnail_of(picture, thumbnails) if thumbnails else None
-    return _Read(torch.from_numpy(preprocessing.to_pixels(picture)), digest, small)
+    return Read(torch.from_numpy(preprocessing.to_pixels(picture)), digest, small)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,17 +13,20 @@ from typing import Any, NamedTuple
 import lance
 import numpy as np
 import pyarrow as pa
+from lance import Session  # type: ignore[attr-defined]
 from lance.fragment import FragmentMetadata, write_fragments
 
 from kedge.errors import ConfigError, GalleryError
-from kedge.files import whole_file
+from kedge.gallery.place import Place
 
-__all__ = ["COLUMNS", "Record", "Version"]
+__all__ = ["COLUMNS", "MEMORY", "Record", "Version"]
 
 COLUMNS = ("id", "path", "label", "hash", "embedding", "thumbnail")
 """The columns of every record; those of the user's come behind."""
 
 
+MEMORY = 1 << 30
+"""Bytes that a gallery may keep in memory beside what the system keeps of its files."""
 _SETTLED = 50_000_000
 """Nanoseconds: coarser than any file system's clock."""
 
@@ -41,23 +44,31 @@ class Record:
     Whoever writes must hold the gallery's lock; reading needs none.
     """
 
-    def __init__(self, folder: Path, dim: int) -> None:
-        self._uri = str(folder / "record.lance")
+    def __init__(self, place: Place | Path, dim: int, *, memory: int = MEMORY) -> None:
+        self.place = Place.of(place)
+        self._uri = self.place.record
         self._versions = f"{self._uri}/_versions"
         self._seen = 0
         self._refreshing = threading.Lock()
-        self._counter = folder / "next_id"
+        self._memory = memory
         self.dim = dim
+        # Left to itself, Lance may keep several GiB of what it has read.
+        self._session = Session(index_cache_size_bytes=memory // 8, metadata_cache_size_bytes=memory // 8)
         try:
-            self._dataset = lance.dataset(self._uri)
+            self._dataset = self._newest()
         except (ValueError, OSError) as error:
-            raise GalleryError(f"{folder} is damaged: its record cannot be opened ({_first_line(error)}).") from error
+            raise GalleryError(
+                f"{self.place} is damaged: its record cannot be opened ({_first_line(error)})."
+            ) from error
 
     @classmethod
-    def create(cls, folder: Path, dim: int) -> Record:
-        """An empty record in `folder`."""
-        lance.write_dataset(pa.table(_empty(dim)), str(folder / "record.lance"))
-        return cls(folder, dim)
+    def create(cls, place: Place | Path, dim: int) -> Record:
+        """An empty record."""
+        lance.write_dataset(pa.table(_empty(dim)), Place.of(place).record)
+        return cls(place, dim)
+
+    def _newest(self) -> Any:
+        return lance.dataset(self._uri, session=self._session)
 
     @property
     def version(self) -> int:
@@ -66,12 +77,17 @@ class Record:
 
     def refresh(self) -> int:
         """See the newest state; its number."""
+        if self.place.address is not None:
+            with self._refreshing:
+                if self._dataset.latest_version != self._dataset.version:
+                    self._dataset = self._newest()
+            return self.version
         # A commit adds a file to this folder, and its time is much cheaper to ask for than the list of versions.
         # A time just past may still be that of the commit after the one that was seen.
         changed = os.stat(self._versions).st_mtime_ns  # noqa: PTH116 - Path.stat costs twice as much
         if changed != self._seen:
             with self._refreshing:  # of two threads, the later one must not put back what the earlier one saw
-                self._dataset = lance.dataset(self._uri)
+                self._dataset = self._newest()
                 self._seen = changed if time.time_ns() - changed > _SETTLED else 0
         return self.version
 
@@ -93,10 +109,7 @@ class Record:
 
     def reserve(self, count: int) -> int:
         """The first of `count` ids that nobody has had or will have, not even after a kill."""
-        first = int(self._counter.read_text()) if self._counter.exists() else 0
-        with whole_file(self._counter) as stream:
-            stream.write(str(first + count).encode())
-        return first
+        return self.place.reserve(count)
 
     def write(self, rows: Mapping[str, Any]) -> list[FragmentMetadata]:
         """Write rows that nobody sees until they are committed."""
@@ -117,7 +130,8 @@ class Record:
     def commit(self, fragments: Sequence[FragmentMetadata]) -> None:
         """Make written rows visible, all at once."""
         operation = lance.LanceOperation.Append(list(fragments))
-        self._dataset = lance.LanceDataset.commit(self._uri, operation, read_version=self._dataset.version)
+        lance.LanceDataset.commit(self._uri, operation, read_version=self._dataset.version)
+        self._dataset = self._newest()
 
     def add_columns(self, rows: Mapping[str, Any]) -> None:
         """Make room for metadata that the record has not seen, empty for the rows that are there."""
@@ -145,17 +159,43 @@ class Record:
                 raise GalleryError(f"The record cannot be read: {_first_line(error)}") from error
             raise ConfigError(f"where={where!r} cannot be understood: {_first_line(error)}") from error
 
-    def ids_where(self, where: str, version: int) -> np.ndarray:
-        """The ids that match in one version."""
+    def ids_where(self, where: str, version: int) -> Iterator[np.ndarray]:
+        """The ids that match in one version, some at a time."""
         try:
-            table = lance.dataset(self._uri, version=version).to_table(columns=["id"], filter=where)
+            dataset = lance.dataset(self._uri, version=version, session=self._session)
+            for batch in self._scan(dataset, columns=["id"], filter=where).to_batches():
+                yield np.asarray(batch.column("id"))
         except (ValueError, OSError) as error:
             raise ConfigError(f"where={where!r} cannot be understood: {_first_line(error)}") from error
-        return np.asarray(table.column("id"))
 
     def batches(self, names: Sequence[str], where: str | None = None) -> Iterator[pa.RecordBatch]:
         """The same a batch at a time, for what does not fit in memory."""
-        yield from self._dataset.to_batches(columns=list(names), filter=where, batch_size=8192)
+        yield from self._scan(self._dataset, columns=list(names), filter=where).to_batches()
+
+    def pieces(self) -> dict[str, str]:
+        """The files that hold the rows and, for each, the file that says which of its rows were removed.
+
+        Neither is ever changed or named anew: where both are the same, so are the rows.
+        """
+        return {one.metadata.files[0].path: one.deletion_file() or "" for one in self._dataset.get_fragments()}
+
+    def ids_in(self, files: Collection[str]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """The ids in some of these files, and which of them were removed."""
+        for batch in self._scan_pieces(files, ["id"], with_row_id=True, include_deleted_rows=True):
+            yield np.asarray(batch.column("id")), np.asarray(batch.column("_rowid").is_null())
+
+    def rows_in(self, files: Collection[str], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Some columns of the rows in some of these files."""
+        yield from self._scan_pieces(files, names)
+
+    def _scan_pieces(self, files: Collection[str], names: Sequence[str], **options: Any) -> Iterator[pa.RecordBatch]:
+        some = [one for one in self._dataset.get_fragments() if one.metadata.files[0].path in files]
+        if some:
+            yield from self._scan(self._dataset, columns=list(names), fragments=some, **options).to_batches()
+
+    def _scan(self, dataset: Any, **options: Any) -> Any:
+        buffer = max(32 << 20, self._memory // 8)
+        return dataset.scanner(batch_size=8192, io_buffer_size=buffer, batch_readahead=8, **options)
 
     def compact(self) -> None:
         """Join the small files that many additions leave."""

@@ -17,6 +17,8 @@ __all__ = ["Hit", "Part", "Result", "Snapshot"]
 
 Masks = list["np.ndarray | None"]
 """Which rows of each part count; None: all."""
+_AT_FIRST = 1024
+"""So many anchors are put in order where it is not known how many will do."""
 
 
 class Hit(NamedTuple):
@@ -106,12 +108,16 @@ class Snapshot:
 
     def probed(self, queries: np.ndarray, probes: int, at_least: int, masks: Masks) -> list[np.ndarray]:
         """For each query the anchors to look at: the nearest, and more until their lists hold enough items."""
-        order = self.anchors.nearest(queries, len(self.anchors) if at_least else probes)
         if not at_least:
-            return list(order)
+            return list(self.anchors.nearest(queries, probes))
         held = self.held(masks)
-        reached = [np.searchsorted(np.cumsum(held[row]), at_least) + 1 for row in order]
-        return [row[: max(probes, count)] for row, count in zip(order, reached, strict=True)]
+        asked = max(probes, _AT_FIRST)
+        while True:
+            order = self.anchors.nearest(queries, min(asked, len(self.anchors)))
+            reached = [np.searchsorted(np.cumsum(held[row]), at_least) + 1 for row in order]
+            if asked >= len(self.anchors) or max(reached, default=0) <= asked:
+                return [row[: max(probes, count)] for row, count in zip(order, reached, strict=True)]
+            asked *= 8  # of very many anchors, seldom all are needed
 
     def search(
         self, queries: np.ndarray, k: int, probed: list[np.ndarray] | None, masks: Masks, without: int | None = None
@@ -121,6 +127,9 @@ class Snapshot:
         found: list[list[_Some]] = [[] for _ in queries]
         for part, mask in zip(self.parts, masks, strict=True):
             lists = part.lists
+            if probed is not None and lists.mapped:
+                for places in probed:
+                    lists.fetch(places.tolist())
             for where, rows in _asked(lists, len(queries), probed):
                 if where.start == where.end or not rows:
                     continue

@@ -6,13 +6,16 @@ import math
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 from filelock import FileLock, Timeout
 
+from kedge.errors import GalleryError
 from kedge.gallery.anchors import Anchors, extend_anchors, settle_anchors
-from kedge.gallery.lists import Lists, open_lists, write_lists
+from kedge.gallery.changes import Change, Marks, compare
+from kedge.gallery.lists import Lists, Opened, open_lists, write_lists
+from kedge.gallery.place import Place
 from kedge.gallery.precision import Precision
 from kedge.gallery.record import Record, embeddings_of
 from kedge.gallery.search import Part, Snapshot
@@ -20,9 +23,10 @@ from kedge.gallery.search import Part, Snapshot
 __all__ = ["LOCK", "View"]
 
 LOCK = "writer.lock"
-_FRESH_SECONDS = 0.001
 _TAIL = 10_000
 """With more new rows than this, the lists are written anew before the next search."""
+_ROW = 512
+"""Bytes that a new row takes beside its vector."""
 
 
 class View:
@@ -33,17 +37,20 @@ class View:
 
     def __init__(
         self,
-        folder: Path,
+        place: Place,
         dim: int,
         *,
+        memory: int,
         learned: np.ndarray | None,
         classes: Sequence[str],
         by_label: bool,
         precision: Precision,
     ) -> None:
         self.precision = precision
-        self._folder = folder
-        self._record = Record(folder, dim)
+        self._folder = place.folder
+        self._fresh = place.fresh
+        self._memory = memory
+        self._record = Record(place, dim, memory=memory)
         self._learned = learned
         self._classes = classes
         self._by_label = by_label
@@ -52,10 +59,10 @@ class View:
         self._looked = -math.inf
 
     def newest(self) -> Snapshot:
-        """The newest state, at most a millisecond old; it stays what it is, whatever writers do meanwhile."""
+        """The newest state, at most a millisecond old (a second in an object store); it never changes."""
         now = time.monotonic()
         known = self._snapshot
-        if known is not None and now - self._looked < _FRESH_SECONDS:
+        if known is not None and now - self._looked < self._fresh:
             return known
         with self._mutex:
             version = self._record.refresh()
@@ -69,9 +76,13 @@ class View:
         with self._mutex:
             self._looked = -math.inf
 
+    def settled(self, record: Record) -> Anchors:
+        """The anchors for what `record` holds now."""
+        return settle_anchors(record, self._learned, self._classes)
+
     def write_lists(self, record: Record) -> None:
         """Write the lists for what `record` holds now. Whoever calls must hold the gallery's lock."""
-        anchors = settle_anchors(record, self._learned, self._classes)
+        anchors = self.settled(record)
         write_lists(self._folder / "lists", record, anchors, by_label=self._by_label, precision=self.precision)
         with self._mutex:
             self._snapshot = None
@@ -80,32 +91,34 @@ class View:
         """Which rows of each part count."""
         if where is None:
             return [part.alive for part in snapshot.parts]
-        wanted = self._record.ids_where(where, snapshot.version)
+        wanted = Marks()
+        for ids in self._record.ids_where(where, snapshot.version):
+            wanted.set(ids, 1)
         masks: list[np.ndarray | None] = []
         for part in snapshot.parts:
-            mask = np.isin(part.lists.ids, wanted, assume_unique=True)
+            mask = wanted.of(part.lists.ids) == 1
             masks.append(mask if part.alive is None else mask & part.alive)
         return masks
 
     def _look(self) -> Snapshot:
-        ids = np.asarray(self._record.columns(["id"]).column("id"))
         opened = open_lists(self._folder / "lists")
-        if opened is None or len(np.setdiff1d(ids, opened[0].ids, assume_unique=True)) > _TAIL:
-            opened = self._renewed() or opened
-        if opened is None:
+        change = None if opened is None else compare(opened, self._record)
+        if change is None or len(change.new) > _TAIL:
+            renewed = self._renewed()
+            if renewed is not None:
+                opened, change = renewed, compare(renewed, self._record)
+        if opened is None or change is None:
             # A writer is at work, or there is no room: until then, everything is searched from memory.
-            anchors = settle_anchors(self._record, self._learned, self._classes)
-            opened = Lists.empty(self._record.dim, len(anchors)), anchors
-        lists, anchors = opened
-        alive = np.isin(lists.ids, ids, assume_unique=True)
-        new = np.setdiff1d(ids, lists.ids, assume_unique=True)
-        parts = [Part(lists, None if alive.all() else alive)]
-        if len(new):
-            tail, anchors = self._tail(new, anchors)
+            anchors = self.settled(self._record)
+            opened = Opened(Lists.empty(self._record.dim, len(anchors)), anchors, {})
+            change = compare(opened, self._record)
+        parts, anchors = [Part(opened.lists, change.alive)], opened.anchors
+        if len(change.new):
+            tail, anchors = self._tail(change, anchors)
             parts.append(Part(tail))
         return Snapshot(self._record.version, anchors, tuple(parts))
 
-    def _renewed(self) -> tuple[Lists, Anchors] | None:
+    def _renewed(self) -> Opened | None:
         try:
             with FileLock(self._folder / LOCK, timeout=0):
                 self.write_lists(self._record)
@@ -113,9 +126,16 @@ class View:
             return None
         return open_lists(self._folder / "lists")
 
-    def _tail(self, new: np.ndarray, anchors: Anchors) -> tuple[Lists, Anchors]:
-        table = self._record.columns(["id", "path", "label", "embedding"], f"id >= {int(new.min())}")
-        table = table.filter(np.isin(np.asarray(table.column("id")), new)).sort_by("id")
+    def _tail(self, change: Change, anchors: Anchors) -> tuple[Lists, Anchors]:
+        needed = len(change.new) * (4 * self._record.dim + _ROW)
+        if needed > self._memory // 2:
+            raise GalleryError(
+                f"{len(change.new):,} items of {self._record.place} are not in its lists yet and would take more than "
+                f"half of the {self._memory >> 20:,} MiB: wait for its writer, run kedge optimize or allow more."
+            )
+        some = self._record.rows_in(change.files, ["id", "path", "label", "embedding"])
+        kept = [batch.filter(pa.array(np.isin(np.asarray(batch.column("id")), change.new))) for batch in some]
+        table = pa.Table.from_batches(kept).sort_by("id")
         embeddings, labels = embeddings_of(table, self._record.dim), table.column("label").to_pylist()
         anchors = extend_anchors(anchors, embeddings, labels)
         homes = anchors.assign(embeddings, labels, by_label=self._by_label)

@@ -26,10 +26,10 @@ _PAGE = Path(__file__).parent / "page"
 
 
 def create_app(gallery: str | Path, settings: Settings | None = None) -> FastAPI:
-    """An ASGI application over the gallery in a folder."""
+    """An ASGI application over the gallery in a folder or at an address."""
     settings = settings or Settings()
     metrics = Metrics()
-    service = Service(Path(gallery), settings, metrics)
+    service = Service(gallery, settings, metrics)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

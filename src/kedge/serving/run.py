@@ -38,7 +38,7 @@ _NO_NEW_CONNECTIONS = (
 """A filter for Linux: of a packet's flags take SYN and ACK; drop it where they are SYN alone, let the others pass."""
 
 
-def serve(gallery: Path, settings: Settings, *, host: str, port: int, generated: bool, console: Console) -> None:
+def serve(gallery: str | Path, settings: Settings, *, host: str, port: int, generated: bool, console: Console) -> None:
     """Serve a gallery; returns when a signal has ended it and what was accepted is answered."""
     listening = _listen(host, port)
     app = create_app(gallery, settings)

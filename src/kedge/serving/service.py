@@ -42,9 +42,9 @@ _KEPT = 512
 class Service:
     """All that the API can do; methods with `async` may wait, the others are quick."""
 
-    def __init__(self, path: Path, settings: Settings, metrics: Metrics) -> None:
+    def __init__(self, path: str | Path, settings: Settings, metrics: Metrics) -> None:
         self.settings, self.metrics = settings, metrics
-        self.gallery = Gallery.open(path)
+        self.gallery = Gallery.open(path, memory=settings.memory)
         # Whoever writes moves the record on, so that readers have one of their own.
         self._writer = Gallery.open(path, self.gallery.model) if settings.writable else None
         self.gate = Gate(settings.waiting, settings.seconds, metrics)

@@ -37,6 +37,8 @@ class Settings:
     """So many requests are worked on; the next ones are told to come back."""
     batch: int = 32
     """So many pictures go through the encoder at once; 1: each alone."""
+    memory: int = 2**30
+    """Bytes that the gallery may keep, beside what the system keeps of its files."""
 
     def __post_init__(self) -> None:
         for name in ("max_bytes", "max_pixels", "max_k", "max_probes", "seconds", "upload_seconds", "waiting", "batch"):

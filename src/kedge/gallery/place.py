@@ -1,0 +1,121 @@
+"""Where a gallery is: a folder here, or an address of an object store with a folder here beside it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import lance
+import pyarrow as pa
+
+from kedge.errors import GalleryError
+from kedge.files import Folder, is_address, whole_file
+
+__all__ = ["Place"]
+
+_COUNTER = "next_id"
+_TRIES = 100
+
+
+@dataclass(frozen=True)
+class Place:
+    """The `folder` of a gallery or, where it has an `address`, the folder for what this machine keeps of it.
+
+    Lists and the writer's lock are always in the folder; what an address holds besides is copied there.
+    """
+
+    folder: Path
+    address: str | None = None
+
+    @classmethod
+    def of(cls, where: str | Path | Place) -> Place:
+        """From a path, or an address such as `s3://bucket/pictures`."""
+        if isinstance(where, Place):
+            return where
+        if not is_address(str(where)):
+            return cls(Path(where))
+        address = str(where).rstrip("/")
+        home = Path(os.environ.get("KEDGE_GALLERIES") or "~/.cache/kedge/galleries").expanduser()
+        return cls(home / hashlib.sha256(address.encode()).hexdigest()[:16], address)
+
+    def __str__(self) -> str:
+        return self.address or str(self.folder)
+
+    @property
+    def name(self) -> str:
+        """The last part of the path or address."""
+        return self.address.rpartition("/")[2] if self.address is not None else self.folder.resolve().name
+
+    @property
+    def record(self) -> str:
+        """Where Lance finds the record."""
+        return f"{self}/record.lance"
+
+    @property
+    def fresh(self) -> float:
+        """Seconds for which what was seen of the record counts as the newest: to ask an object store takes long."""
+        return 0.001 if self.address is None else 1.0
+
+    def read(self, name: str) -> bytes | None:
+        """What a file holds; None if it is not there."""
+        return Folder(str(self)).read(name)
+
+    def publish(self, *names: str) -> None:
+        """Copy files of the folder to the address, the last one last."""
+        if self.address is not None:
+            for name in names:
+                Folder(self.address).write(name, (self.folder / name).read_bytes())
+
+    def fetch(self, folder: str) -> None:
+        """Copy the files of a folder at the address into the one here."""
+        if self.address is None:
+            return
+        there = Folder(self.address)
+        for name in there.names(folder):
+            self._keep(f"{folder}/{name}" if folder else name)
+
+    def fetch_file(self, name: str) -> None:
+        """Copy a file, if it is at the address; if not, it is gone here too."""
+        if self.address is not None:
+            self._keep(name)
+
+    def _keep(self, name: str) -> None:
+        content, file = self.read(name), self.folder / name
+        if content is None:
+            file.unlink(missing_ok=True)
+            return
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(file) as stream:
+            stream.write(content)
+
+    def reserve(self, count: int) -> int:
+        """The first of `count` ids that nobody has had or will have, not even after a kill."""
+        if self.address is not None:
+            return self._reserve_there(count)
+        counter = self.folder / _COUNTER
+        first = int(counter.read_text()) if counter.exists() else 0
+        with whole_file(counter) as stream:
+            stream.write(str(first + count).encode())
+        return first
+
+    def _reserve_there(self, count: int) -> int:
+        """The same among machines: whoever finds that the number has changed meanwhile begins again."""
+        for _ in range(_TRIES):
+            counter = lance.dataset(f"{self}/{_COUNTER}.lance")
+            first = int(counter.to_table().column("next")[0].as_py())
+            new = _row(first + count)
+            done = counter.merge_insert("name").when_matched_update_all(f"target.next = {first}").execute(new)
+            if done["num_updated_rows"] == 1:
+                return first
+        raise GalleryError(f"Too many machines are adding to {self} at a time: try again.")
+
+    def begin_counting(self) -> None:
+        """The first id of an empty gallery."""
+        if self.address is not None:
+            lance.write_dataset(_row(0), f"{self}/{_COUNTER}.lance")
+
+
+def _row(number: int) -> pa.Table:
+    return pa.table({"name": ["id"], "next": pa.array([number], pa.int64())})

@@ -1,0 +1,106 @@
+"""The way to the nearest of very many anchors."""
+
+import numpy as np
+import pytest
+
+from kedge import Gallery
+from kedge.gallery import anchor_index, anchors
+from kedge.gallery.anchor_index import AnchorIndex
+from kedge.gallery.anchors import Anchors
+from kedge.losses.anchors import start_anchors
+
+
+def flat(points: np.ndarray, queries: np.ndarray, count: int) -> np.ndarray:
+    squares = ((queries[:, None].astype(np.float64) - points) ** 2).sum(-1)
+    return np.argsort(squares, axis=1, kind="stable")[:, :count]
+
+
+@pytest.fixture(scope="module")
+def many() -> np.ndarray:
+    return start_anchors(3000, 16).numpy()
+
+
+@pytest.fixture(scope="module")
+def near(many: np.ndarray) -> np.ndarray:
+    chance = np.random.default_rng(1)
+    noise = chance.standard_normal((200, many.shape[1])).astype(np.float32)
+    return many[chance.integers(len(many), size=200)] + 0.3 * noise
+
+
+@pytest.mark.parametrize("count", [1, 4, 40])
+def test_it_finds_what_looking_at_all_finds(many: np.ndarray, near: np.ndarray, count: int) -> None:
+    index = AnchorIndex.build(many)
+    wanted = flat(many, near, count)
+    together = index.nearest(near, count)[0]
+    alone = np.concatenate([index.nearest(query[None], count)[0] for query in near])
+    assert (together[:, 0] == wanted[:, 0]).mean() > 0.98
+    for found in (together, alone):
+        shared = np.mean([np.isin(*pair).mean() for pair in zip(wanted, found, strict=True)])
+        assert shared > 0.9
+    np.testing.assert_array_equal(together, alone)
+
+
+def test_distances_are_those_of_the_anchors_found(many: np.ndarray, near: np.ndarray) -> None:
+    numbers, squares = AnchorIndex.build(many).nearest(near, 3)
+    exact = ((near[:, None].astype(np.float64) - many[numbers]) ** 2).sum(-1)
+    np.testing.assert_allclose(squares, exact, rtol=1e-3, atol=1e-4)
+    assert (np.diff(squares, axis=1) >= 0).all()
+
+
+def test_all_anchors_can_be_asked_for(near: np.ndarray) -> None:
+    few = start_anchors(300, 16).numpy()
+    numbers, _ = AnchorIndex.build(few).nearest(near, 300)
+    np.testing.assert_array_equal(np.sort(numbers, axis=1), np.tile(np.arange(300), (len(near), 1)))
+    alone, _ = AnchorIndex.build(few).nearest(near[:1], 500)
+    np.testing.assert_array_equal(alone, numbers[:1])
+
+
+def test_who_is_nearer_than_half_the_gap_is_found_in_few_cells(
+    many: np.ndarray, near: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = AnchorIndex.build(many)
+    read = []
+    monkeypatch.setattr(
+        anchor_index, "read_together", lambda *a, _real=anchor_index.read_together: read.append(1) or _real(*a)
+    )
+    for query in near[:50]:
+        index.nearest(query[None], 1)
+    assert len(read) < 50 * 40  # of 64 cells and the centres
+    assert (index.gaps > 0).all()
+
+
+def test_equal_anchors_go_by_number(many: np.ndarray) -> None:
+    twice = np.concatenate([many, many])
+    index = AnchorIndex.build(twice)
+    assert (index.gaps < 1e-4).all()
+    np.testing.assert_array_equal(index.nearest(many[:50], 2)[0][:, 0], np.arange(50))
+
+
+def test_anchors_that_came_later_are_found_too(many: np.ndarray) -> None:
+    names = tuple(map(str, range(len(many))))
+    later = Anchors(many, names, 0, AnchorIndex.build(many[:2900]))
+    np.testing.assert_array_equal(later.nearest(many[2800:], 1)[:, 0], np.arange(2800, 3000))
+    np.testing.assert_allclose(later.nearest_squares(many[2800:]), 0, atol=1e-3)
+
+
+def test_a_gallery_of_many_classes_searches_as_one_that_looks_at_all(
+    tmp_path, many: np.ndarray, near: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance = np.random.default_rng(2)
+    homes = chance.integers(len(many), size=6000)
+    items = many[homes] + 0.2 * chance.standard_normal((6000, 16)).astype(np.float32)
+    found = {}
+    for name, limit in (("flat", 10**9), ("indexed", 1000)):
+        monkeypatch.setattr(anchors, "MANY", limit)
+        gallery = Gallery.create(tmp_path / name, anchors=many, lists="anchor")
+        gallery.add_embeddings(items)
+        gallery.optimize()
+        again = Gallery.open(tmp_path / name)
+        assert (again.snapshot().anchors.index is not None) == (name == "indexed")
+        found[name] = again.search_embeddings(near, k=5, probes=4)
+        assert [hit.id for hit in again.search(near[0], k=5, probes=4)] == found[name][0].ids
+        assert len(again.search(near[0], k=50, at_least=50)) == 50
+        again.add_embeddings(near[:2] + 100, labels=["new", "new"])
+        assert again.search(near[0] + 100, k=1).hits[0].label == "new"
+    same = [a.ids == b.ids for a, b in zip(found["flat"], found["indexed"], strict=True)]
+    assert np.mean(same) > 0.95
