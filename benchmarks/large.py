@@ -43,6 +43,8 @@ BLOCK = 100_000
 class Gallery(Ours):
     """A gallery with anchor lists."""
 
+    forget = 0.0
+
     def __init__(self) -> None:
         super().__init__("float32")
         self.name, self.probes = "kedge", 1

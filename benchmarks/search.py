@@ -74,6 +74,9 @@ STARTED = time.monotonic()
 class Ours(System):
     """A gallery with anchor lists."""
 
+    forget: float | None = None
+    """Days for which the record's earlier states are kept; None: for ever."""
+
     def __init__(self, precision: str) -> None:
         self.precision: Any = precision
         self.gallery: Any = None
@@ -93,7 +96,7 @@ class Ours(System):
             labels = [names[code] for code in codes[start : start + 50_000]]
             paths = [f"photos/{label}/{start + row}.jpg" for row, label in enumerate(labels)]
             gallery.add_embeddings(items[start : start + 50_000], labels=labels, paths=paths)
-        gallery.optimize()
+        gallery.optimize(forget=self.forget)
 
     def open(self, data: Data, place: Path) -> None:
         self.gallery = self.type.open(place)

@@ -236,3 +236,19 @@ def test_metadata_that_someone_else_added(gallery: Gallery) -> None:
     assert gallery.item(0).metadata == {"price": None}
     Gallery.open(gallery.path).restore(before)
     assert gallery.item(0).metadata == {}
+
+
+def test_old_states_are_forgotten_when_asked(tmp_path) -> None:
+    gallery = Gallery.create(tmp_path / "gallery", anchors=np.eye(2, dtype=np.float32))
+    for _ in range(5):
+        gallery.add_embeddings(np.ones((50, 2), np.float32))
+    gallery.remove([0])
+    gallery.optimize(forget=1)
+    kept, files = len(gallery.versions()), len(list(tmp_path.rglob("*.lance")))
+    assert kept > 5
+    gallery.optimize(forget=0)
+    assert len(gallery.versions()) == 1
+    assert len(list(tmp_path.rglob("*.lance"))) < files
+    assert len(gallery.search(np.ones(2, np.float32), k=300, method="brute_force")) == 249
+    with pytest.raises(ConfigError, match="forget must be a number of days"):
+        gallery.optimize(forget=-1)

@@ -26,19 +26,29 @@ def evaluate(
         typer.Option("--held-out", help="Ask with the held-out pictures, and leave the test pictures alone."),
     ] = False,
 ) -> None:
-    """Search the training pictures with the test pictures, and write metrics.json."""
+    """Search the training pictures with the test pictures, and write metrics.json.
+
+    torchrun --nproc-per-node 2 -m kedge evaluate RUN       the same in several processes
+    """
+    import torch
     from rich.console import Console
 
     from kedge.config.compose import dataset_of, held_out_of
     from kedge.errors import ConfigError
     from kedge.evaluation import evaluate as measure
     from kedge.model import Model
+    from kedge.processes import join_processes, leader_first, leads, one_voice
 
-    if held_out and overrides:
-        raise ConfigError("The held-out pictures are those of the run's own dataset: leave out the overrides.")
-    model = Model.load(run)
-    report = measure(model, held_out_of(run) if held_out else dataset_of(run, overrides or []))
+    with one_voice():
+        if held_out and overrides:
+            raise ConfigError("The held-out pictures are those of the run's own dataset: leave out the overrides.")
+        join_processes("cuda" if torch.cuda.is_available() else "cpu")
+        model = Model.load(run)
+        with leader_first():
+            dataset = held_out_of(run) if held_out else dataset_of(run, overrides or [])
+        report = measure(model, dataset)
     path = out or run / ("held_out.json" if held_out else "metrics.json")
-    report.save(path)
-    Console().print(report)
-    typer.echo(f"Written to {path}.")
+    if leads():
+        report.save(path)
+        Console().print(report)
+        typer.echo(f"Written to {path}.")

@@ -14,10 +14,15 @@ def register(app: typer.Typer) -> None:
     app.command("optimize")(optimize)
 
 
-def optimize(gallery: Annotated[str, typer.Argument(help="The gallery's folder or address (s3://…).")]) -> None:
+def optimize(
+    gallery: Annotated[str, typer.Argument(help="The gallery's folder or address (s3://…).")],
+    forget: Annotated[
+        float | None, typer.Option(min=0, help="Remove states older than so many days, which cannot be restored then.")
+    ] = None,
+) -> None:
     """Fold what is new into the lists, and join the record's small files."""
     from kedge.gallery import Gallery
 
     opened = Gallery.open(gallery)
-    opened.optimize()
+    opened.optimize(forget=forget)
     typer.echo(f"{gallery}: {len(opened):,} items in its lists.")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -30,19 +33,23 @@ def train(
     kedge train dataset=cifar100 loss=cam recipe=kedge a dataset by name
 
     kedge train recipe.epochs=20 seed=1,2,3 -m         overrides and sweeps (Hydra)
+
+    kedge train trainer.devices=4                      four processes; also under torchrun
     """
     from kedge.errors import ConfigError
+    from kedge.processes import one_voice
     from kedge.training import Interrupted, resume_run
 
     arguments = list(context.args)
     try:
-        if resume is None:
-            _start(arguments, folder)
-        elif arguments or folder:
-            raise ConfigError("--resume takes the run's own settings: leave out overrides and --folder.")
-        else:
-            resume_run(resume)
-            _say_next(resume)
+        with one_voice():
+            if resume is None:
+                _start(arguments, folder)
+            elif folder:
+                raise ConfigError("--resume names the run's folder: leave out --folder.")
+            else:
+                resume_run(resume, arguments)
+                _say_next(resume)
     except Interrupted as stopped:
         typer.echo(f"kedge: {stopped}", err=True)
         sys.exit(130)
@@ -54,6 +61,7 @@ def _start(arguments: list[str], folder: Path | None) -> None:
     from omegaconf import DictConfig
 
     from kedge.errors import KedgeError
+    from kedge.processes import leads, record_failure
     from kedge.training import Interrupted, overrides_for, quoted, start_run
 
     if arguments and "=" not in arguments[0] and not arguments[0].startswith("-"):
@@ -61,20 +69,23 @@ def _start(arguments: list[str], folder: Path | None) -> None:
     if folder is not None:
         arguments.append(f"hydra.{'sweep' if _SWEEP & {*arguments} else 'run'}.dir={quoted(folder)}")
     _check(arguments)
-    failed = False
+    # A note, not a variable: a launcher may run the jobs of a sweep in other processes.
+    note = Path(tempfile.mkdtemp(prefix="kedge-"), "failed")
 
     def task(config: DictConfig) -> None:
-        nonlocal failed
         place = Path(HydraConfig.get().runtime.output_dir)
         place = place.relative_to(Path.cwd()) if place.is_relative_to(Path.cwd()) else place
         try:
             start_run(config, place)
         except KedgeError as error:
             # Hydra would wrap it in a traceback of its own.
-            typer.echo(f"kedge: {error}", err=True)
+            if leads():
+                typer.echo(f"kedge: {error}", err=True)
+            record_failure(error)
             if isinstance(error, Interrupted):
                 sys.exit(130)
-            failed = True  # the other jobs of a sweep go on
+            with contextlib.suppress(OSError):
+                note.touch()  # the other jobs of a sweep go on
         else:
             _say_next(place)
 
@@ -82,6 +93,8 @@ def _start(arguments: list[str], folder: Path | None) -> None:
     arguments.sort(key=lambda argument: argument in _SWEEP)
     sys.argv = ["kedge train", *arguments]
     hydra.main(version_base="1.3", config_path="pkg://kedge.config", config_name="train")(task)()
+    failed = note.exists()
+    shutil.rmtree(note.parent, ignore_errors=True)
     if failed:
         sys.exit(2)
 
@@ -98,4 +111,8 @@ def _check(arguments: list[str]) -> None:
 
 
 def _say_next(folder: Path) -> None:
-    typer.echo(f"Model in {folder / 'model'}. Measure it with: kedge evaluate {folder}")
+    from kedge.processes import leads
+
+    # Of several machines, one has the run.
+    if leads() and (folder / "model").exists():
+        typer.echo(f"Model in {folder / 'model'}. Measure it with: kedge evaluate {folder}")

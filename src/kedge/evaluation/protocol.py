@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from kedge.datasets import Dataset
+from kedge.datasets import Dataset, Pictures
 from kedge.errors import ConfigError, DataError
 from kedge.evaluation.report import METRICS, Report
 from kedge.evaluation.routing import route
@@ -20,6 +21,7 @@ from kedge.metrics.distances import DEFAULT_MEMORY
 from kedge.metrics.inputs import Array
 from kedge.metrics.ranking import Rest
 from kedge.model import Model, embed_pictures
+from kedge.processes import agreed, gather_rows, own_share, process_count
 
 _BATCH = {"cpu": 256, "cuda": 2048}
 """Pictures embedded at a time."""
@@ -40,21 +42,26 @@ def evaluate_embeddings(
 
     A route is the class a model sends an embedding to (the nearest anchor, the classifier's choice, the
     nearest class mean). Queries look into the list of their route; items sit in the list of their label
-    (label lists) or of their own route (anchor lists).
+    (label lists) or of their own route (anchor lists). Several processes, which all have the same embeddings, rank a
+    share of the queries each.
     """
+    shared = len(queries) >= process_count() > 1
+    share = own_share(len(queries)) if shared else range(len(queries))
+    own = slice(share.start, share.stop)
 
     def search(lists: Array | None = None, rest: Rest = "dropped") -> Ranking:
-        return rank_relevant(
-            queries,
-            query_labels,
+        ranking = rank_relevant(
+            queries[own],
+            query_labels[own],
             gallery,
             gallery_labels,
             ks=(1, 20, 100),
-            query_lists=None if lists is None else query_routes,
+            query_lists=None if lists is None else query_routes[own],
             gallery_lists=lists,
             rest=rest,
             memory=memory,
         )
+        return _of_all(ranking) if shared else ranking
 
     brute_force = search()
     return Report(
@@ -75,7 +82,8 @@ def evaluate(model: Model, dataset: Dataset, *, batch_size: int | None = None, l
     """Embed the training set as gallery and the test set as queries, and score the model on its device.
 
     ``batch_size`` is the device's business if None. ``limit`` takes that many queries, spread evenly over the test
-    set; the gallery stays whole.
+    set; the gallery stays whole. In a process group of torch.distributed all processes must call this: each embeds
+    and ranks a share, and all return the same report.
     """
     if not isinstance(model, Model) or not isinstance(dataset, Dataset):
         raise ConfigError(
@@ -97,9 +105,8 @@ def evaluate(model: Model, dataset: Dataset, *, batch_size: int | None = None, l
     if batch_size is None:
         batch_size = _BATCH.get(model.device.type, _BATCH["cpu"])
     started = time.perf_counter()
-    queries = embed_pictures(model.embed_pixels, asked, batch_size=batch_size, title="queries")
-    gallery = embed_pictures(model.embed_pixels, dataset.train, batch_size=batch_size, title="gallery")
-    routes = route(model, queries), route(model, gallery)
+    queries, asked_routes = _embedded(model, asked, batch_size, "queries")
+    gallery, gallery_routes = _embedded(model, dataset.train, batch_size, "gallery")
     if model.device.type == "cuda":
         torch.cuda.synchronize()
     embedded = time.perf_counter()
@@ -108,8 +115,8 @@ def evaluate(model: Model, dataset: Dataset, *, batch_size: int | None = None, l
         asked.labels,
         gallery,
         dataset.train.labels,
-        query_routes=routes[0],
-        gallery_routes=routes[1],
+        query_routes=asked_routes,
+        gallery_routes=gallery_routes,
         meta={
             "model": model.encoder.name,
             "model_fingerprint": model.fingerprint,
@@ -126,7 +133,24 @@ def evaluate(model: Model, dataset: Dataset, *, batch_size: int | None = None, l
     )
     ended = time.perf_counter()
     seconds = {"embedding": round(embedded - started, 2), "ranking": round(ended - embedded, 2)}
-    return replace(report, meta={**report.meta, "seconds": seconds})
+    return replace(report, meta={**report.meta, "seconds": agreed(seconds)})
+
+
+def _embedded(model: Model, pictures: Pictures, batch_size: int, title: str) -> tuple[Tensor, Tensor]:
+    """Embeddings and routes of all pictures, of which each process makes a share: whole batches, where it can."""
+    shared = len(pictures) >= process_count() > 1
+    if shared:
+        share = own_share(len(pictures), whole=batch_size)
+        pictures = pictures.subset(np.arange(share.start, share.stop))
+    embeddings = embed_pictures(model.embed_pixels, pictures, batch_size=batch_size, title=title)
+    routes = route(model, embeddings)
+    return (gather_rows(embeddings), gather_rows(routes)) if shared else (embeddings, routes)
+
+
+def _of_all(ranking: Ranking) -> Ranking:
+    """The scores of all processes' queries."""
+    precision = {k: gather_rows(values) for k, values in ranking.precision.items()}
+    return Ranking(gather_rows(ranking.average_precision), precision, gather_rows(ranking.relevant))
 
 
 def _scores(ranking: Ranking) -> dict[str, float]:

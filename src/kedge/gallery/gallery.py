@@ -282,10 +282,17 @@ class Gallery:
             self.calibration = calibration
         return calibration
 
-    def optimize(self) -> None:
-        """Fold everything that is new into the lists, and join the record's small files."""
+    def optimize(self, *, forget: float | None = None) -> None:
+        """Fold everything that is new into the lists, and join the record's small files.
+
+        States older than `forget` days can then not be restored, and their files make room; by default all are kept.
+        """
+        if forget is not None and not forget >= 0:
+            raise ConfigError(f"forget must be a number of days, at least 0, found {forget}.")
         with self.writing():
             self._record.compact()
+            if forget is not None:
+                self._record.forget(forget)
             self._view.write_lists(self._record)
 
     # ------------------------------------------------------------------ searching

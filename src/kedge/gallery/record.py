@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -200,6 +200,11 @@ class Record:
     def compact(self) -> None:
         """Join the small files that many additions leave."""
         self._dataset.optimize.compact_files()
+        self.refresh()
+
+    def forget(self, days: float) -> None:
+        """Remove the states that are older, and the files that no other one needs."""
+        self._dataset.cleanup_old_versions(older_than=timedelta(days=days), error_if_tagged_old_versions=False)
         self.refresh()
 
     @property

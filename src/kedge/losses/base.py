@@ -26,6 +26,11 @@ class RetrievalLoss(nn.Module):
     """What models and tables call it."""
     heads: ClassVar[tuple[str, ...]] = ("linear", "bounded", "none")
     """The encoder heads it can train; the first is taken where the user names none."""
+    compares: ClassVar[bool] = True
+    """Whether it compares the pictures of a batch with each other, or counts them: it then needs all in one place.
+
+    Otherwise it is a mean over pictures, plus parts that know none: such means of parts of a batch can be averaged.
+    """
 
     @classmethod
     def heads_for(cls, make: Callable[..., RetrievalLoss]) -> tuple[str, ...]:

@@ -109,6 +109,7 @@ class CAMLoss(RetrievalLoss):
 
     name = "cam"
     heads: ClassVar[tuple[str, ...]] = ("bounded", "linear", "none")
+    compares: ClassVar[bool] = False
 
     def __init__(
         self,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
@@ -22,6 +24,7 @@ class CenterLoss(CrossEntropyLoss):
     """
 
     name = "center"
+    compares: ClassVar[bool] = True  # a center follows by how many of its class the batch holds
 
     def __init__(self, num_classes: int, dim: int, weight: float = 0.003, label_smoothing: float = 0.0) -> None:
         super().__init__(num_classes, dim, label_smoothing)

@@ -17,6 +17,7 @@ class CrossEntropyLoss(RetrievalLoss):
 
     name = "cross_entropy"
     heads: ClassVar[tuple[str, ...]] = ("none", "linear", "bounded")
+    compares: ClassVar[bool] = False
 
     def __init__(self, num_classes: int, dim: int, label_smoothing: float = 0.0) -> None:
         super().__init__()

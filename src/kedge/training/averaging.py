@@ -30,9 +30,13 @@ class Averaging(Callback):
         begun = self._average or self._own
         self._average = {name: begun[name].to(own.device, copy=True) for name, own in self._own.items()}
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
-        """Move the average towards the weights."""
-        del trainer, pl_module, args
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Move the average towards the weights, where they have moved."""
+        del pl_module, outputs, batch
+        if (batch_idx + 1) % trainer.accumulate_grad_batches:
+            return
         self._steps += 1
         # Early on the average is one of few steps.
         span = min(self._steps, self._most)

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from kedge.files import whole_file
+from kedge.processes import agreed
 from kedge.training.averaging import Averaging
 from kedge.training.module import RetrievalTraining
 
@@ -81,7 +82,7 @@ class BestAndLast(Checkpoint):
         elif final:
             self._keep(trainer.current_epoch, pl_module)
         started = time.monotonic()
-        if started < self._next and not final:
+        if not agreed(final or started >= self._next):
             return
         if self._waiting:
             trainer.strategy.save_checkpoint(self._kept, self.folder / BEST)

@@ -41,13 +41,16 @@ def use_repeatable_kernels() -> None:
     torch.backends.cudnn.benchmark = False
 
 
-def compiled(step: Step, batch: TrainingBatch, mode: str, *, scale: float, autocast: torch.dtype | None) -> Fast:
+def compiled(
+    step: Step, batch: TrainingBatch, mode: str, *, scale: float, autocast: torch.dtype | None, record: bool = True
+) -> Fast:
     """The step, compiled and tried forward and backward on a batch like those to come.
 
     Small pictures leave a GPU waiting for the host that launches kernel by kernel, so that on a GPU forward and
     backward become one graph and one launch; the gradients of `scale` times the loss then always lie in the same
-    place, and must be neither cleared nor computed again. A loss that looks at values in the middle of its work
-    stays outside of what is compiled. What cannot be compiled trains as it is, with a warning. Weights, statistics
+    place, and must be neither cleared nor computed again. Without `record` they are left to autograd, as they must
+    be where gradients are added up or exchanged with other processes. A loss that looks at values in the middle of its
+    work stays outside of what is compiled. What cannot be compiled trains as it is, with a warning. Weights, statistics
     and chance are left as they were.
     """
     started = time.monotonic()
@@ -61,7 +64,9 @@ def compiled(step: Step, batch: TrainingBatch, mode: str, *, scale: float, autoc
     step.train()
     make = functools.partial(_tried, step, _MODES[mode], batch, cast)
     forward, recorded = _unless_it_fails(make, "be compiled and trains as it is"), None
-    recordable = mode in _RECORDED and device.type in _RECORDS and step.loss.compiles and autocast != torch.float16
+    recordable = (
+        record and mode in _RECORDED and device.type in _RECORDS and step.loss.compiles and autocast != torch.float16
+    )
     if forward is not None and recordable:
         make = functools.partial(_record, step, forward, batch, scale, cast)
         recorded = _unless_it_fails(make, "be recorded and is launched kernel by kernel")
@@ -76,11 +81,11 @@ def compiled(step: Step, batch: TrainingBatch, mode: str, *, scale: float, autoc
 
 
 def _compile(step: Step, mode: str | None) -> Forward:
-    if step.loss.compiles:
+    if step.loss.compiles and not step.gathers:
         whole: Any = torch.compile(step, mode=mode, dynamic=False)
         return whole  # type: ignore[no-any-return]
     embed: Any = torch.compile(step.embed, mode=mode, dynamic=False)
-    return lambda inputs, labels, draws: step.compare(embed(inputs, draws), labels)
+    return lambda inputs, labels, draws: step.compare(step.by_own_chance(embed, inputs, draws), labels)
 
 
 def _unless_it_fails(make: Callable[[], Forward], consequence: str) -> Forward | None:

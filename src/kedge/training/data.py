@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
+from kedge.training.layout import ALONE, Layout
+
 __all__ = ["Batch", "Examples", "Resident", "TrainingData", "fits_on", "seed_of"]
 
 Batch = tuple[Tensor, Tensor]
@@ -125,22 +127,33 @@ def seed_of(*parts: int) -> int:
 
 
 class EpochOrder(Sampler[int]):
-    """A permutation that depends on seed and epoch alone, so that a resumed run sees the same batches."""
+    """A permutation that depends on seed and epoch alone, so that a resumed run sees the same batches.
 
-    def __init__(self, size: int, seed: int) -> None:
+    With a batch size and several processes, it holds this one's rows of every whole batch.
+    """
+
+    def __init__(self, size: int, seed: int, batch_size: int = 1, layout: Layout = ALONE) -> None:
         self.size, self.seed, self.epoch = size, seed, 0
+        self.batch_size, self.layout = batch_size, layout
 
     def set_epoch(self, epoch: int) -> None:
         """Called by the trainer before each epoch."""
         self.epoch = epoch
 
     def __len__(self) -> int:
-        return self.size
+        if self.layout.parts == 1:
+            return self.size
+        return self.size // self.batch_size * (self.batch_size // self.layout.processes)
 
     def order(self) -> Tensor:
         """This epoch's permutation."""
         generator = torch.Generator().manual_seed(seed_of(self.seed, self.epoch))
-        return torch.randperm(self.size, generator=generator)
+        rows = torch.randperm(self.size, generator=generator)
+        if self.layout.parts == 1:
+            return rows
+        whole = rows[: self.size - self.size % self.batch_size]
+        batches = whole.view(-1, self.layout.processes, self.batch_size // self.layout.processes)
+        return batches[:, self.layout.rank].flatten()
 
     def __iter__(self) -> Iterator[int]:
         yield from self.order().tolist()
@@ -158,28 +171,36 @@ class TrainingData(L.LightningDataModule):
         seed: int,
         with_reference: bool,
         for_gpu: bool = False,
+        layout: Layout = ALONE,
     ) -> None:
         super().__init__()
         self.train, self.held_out = train, held_out
-        self.batch_size = min(batch_size, len(train))
+        self.layout = layout
+        self.whole = layout.batch_size(batch_size, len(train))
+        """The batch of all processes."""
+        self.batch_size = self.whole // layout.parts
         self.seed = seed
         self.with_reference = with_reference
         self.for_gpu = for_gpu
 
     def train_dataloader(self) -> Iterable[Batch]:
         """Shuffled batches of one size."""
-        order = EpochOrder(len(self.train), self.seed)
+        order = EpochOrder(len(self.train), self.seed, self.whole, self.layout)
         return self._batches(self.train, order, drop_last=True)
 
     def val_dataloader(self) -> list[Iterable[Batch]]:
-        """The held-out images, and behind them the gallery of the 1-NN metric."""
+        """The held-out images, and behind them the gallery of the 1-NN metric; of both, this process's share."""
         if self.held_out is None:
             return []
-        loaders = [self._batches(self.held_out, range(len(self.held_out)))]
+        loaders = [self._batches(self.held_out, self._share(range(len(self.held_out))))]
         if self.with_reference:
             step = -(-len(self.train) // _REFERENCE_AT_MOST)
-            loaders.append(self._batches(self.train, range(0, len(self.train), step)))
+            loaders.append(self._batches(self.train, self._share(range(0, len(self.train), step))))
         return loaders
+
+    def _share(self, rows: range) -> range:
+        start, stop = (len(rows) * one // self.layout.processes for one in (self.layout.rank, self.layout.rank + 1))
+        return rows[start:stop]
 
     def _batches(self, examples: Examples, order: EpochOrder | range, *, drop_last: bool = False) -> Iterable[Batch]:
         size = self.batch_size

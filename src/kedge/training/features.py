@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
@@ -14,6 +15,7 @@ from kedge.encoders import Encoder
 from kedge.files import whole_file
 from kedge.images import Preprocessing
 from kedge.model import embed_pictures
+from kedge.processes import agreed, gather_rows, leads, own_share, process_count
 from kedge.training.data import Features
 
 __all__ = ["cached_features", "class_means"]
@@ -24,8 +26,11 @@ _BATCH = 64
 def cached_features(
     path: Path, pictures: Pictures, encoder: Encoder, preprocessing: Preprocessing, device: torch.device
 ) -> Features:
-    """What the head will see of `pictures`: read from `path` if a run left it there, computed otherwise."""
-    if path.exists():
+    """What the head will see of `pictures`: read from `path` if a run left it there, computed otherwise.
+
+    Several processes compute a share each; the leader writes.
+    """
+    if agreed(path.exists()):
         values = load_file(path)["features"]
     else:
         encoder.to(device).eval()
@@ -33,11 +38,14 @@ def cached_features(
         def embed(pixels: Tensor) -> Tensor:
             return encoder.features(preprocessing.normalise(pixels.to(device)), mirror=preprocessing.mirror)
 
+        share = own_share(len(pictures), whole=_BATCH)
+        own = pictures if process_count() == 1 else pictures.subset(np.arange(share.start, share.stop))
         # Out of inference mode: features are trained on.
-        values = embed_pictures(embed, pictures, batch_size=_BATCH).cpu().clone()
-        path.parent.mkdir(exist_ok=True)
-        with whole_file(path) as stream:
-            stream.write(save({"features": values}))
+        values = gather_rows(embed_pictures(embed, own, batch_size=_BATCH)).cpu().clone()
+        if leads():
+            path.parent.mkdir(exist_ok=True)
+            with whole_file(path) as stream:
+                stream.write(save({"features": values}))
     return Features(values, torch.from_numpy(pictures.labels))
 
 

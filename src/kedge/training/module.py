@@ -8,13 +8,17 @@ from typing import Any, Literal
 import lightning as L
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
 
 from kedge.errors import TrainingError
 from kedge.losses import RetrievalLoss
+from kedge.losses.base import in_full_precision
 from kedge.metrics import knn_accuracy
+from kedge.processes import average_over_processes_, gather_rows
 from kedge.training.compiling import Fast, Forward
 from kedge.training.data import Batch, seed_of
+from kedge.training.layout import ALONE, Layout
 from kedge.training.settings import Recipe
 from kedge.training.sharpness import Climb
 from kedge.training.step import Draws, Outcome, Step
@@ -38,6 +42,7 @@ class RetrievalTraining(L.LightningModule):
         held_out: bool,
         few_shot: bool = False,
         seed: int = 0,
+        layout: Layout = ALONE,
     ) -> None:
         super().__init__()
         # In tuples, so that they are no second submodules with the same weights.
@@ -50,6 +55,7 @@ class RetrievalTraining(L.LightningModule):
         self.held_out = held_out
         self.few_shot = few_shot
         self.seed = seed
+        self.layout = layout
         # Only the bounded head makes the loss a quadratic of known curvature; elsewhere the scale has no meaning.
         self.bounded = bounded
         self.loss_scale = recipe.loss_scale if bounded else 1.0
@@ -58,6 +64,7 @@ class RetrievalTraining(L.LightningModule):
         self._climb = Climb(step.network, recipe.sharpness.radius)
         self._climbs_from = math.inf
         self._chance = torch.Generator()
+        self._drawn: Draws | None = None
         self._names: tuple[str, ...] = ()
         self._totals: Tensor | None = None
         self._steps = 0
@@ -92,7 +99,10 @@ class RetrievalTraining(L.LightningModule):
 
     def on_train_epoch_start(self) -> None:
         """Restart every source of chance from seed and epoch, so that a resumed run repeats the epoch."""
-        torch.manual_seed(seed_of(self.seed, self.current_epoch, 1))
+        seed, rank, own = seed_of(self.seed, self.current_epoch, 1), self.layout.rank, self._step[0].chance
+        torch.manual_seed(seed_of(seed, rank) if rank and own is None else seed)
+        if own is not None:
+            own.restart(seed_of(seed, rank), self.device)
         # On the device itself: numbers drawn elsewhere would have to be waited for.
         self._chance = torch.Generator(self.device).manual_seed(seed_of(self.seed, self.current_epoch, 2))
         self._totals, self._steps, self._means = None, 0, (0, {})
@@ -100,11 +110,10 @@ class RetrievalTraining(L.LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """One batch: augment, embed, compare with the anchors."""
-        del batch_idx
         if self.stopped:
             raise KeyboardInterrupt
         inputs, labels = batch
-        draws = self._step[0].draw(inputs, self._chance)
+        draws = self._draw(inputs, batch_idx)
         found = self._forward[0](inputs, labels, draws)
         if self._totals is None:
             # A copy: the memory of a compiled step's outcome is used again.
@@ -115,11 +124,25 @@ class RetrievalTraining(L.LightningModule):
             parts = " and ".join(", ".join(names[1:-1]) for names in (self._names, found.names))
             raise TrainingError(f"The loss {self.loss.name} must have the same parts in every step, found {parts}.")
         self._steps += 1
-        if found.loss.device.type == "cpu" and not torch.isfinite(found.loss):
+        if self._looks_at_once(found.loss) and not torch.isfinite(found.loss):
             raise self._not_finite()
         if self.global_step >= self._climbs_from:
             found = self._from_above(found, inputs, labels, draws)
         return found.loss * self.loss_scale
+
+    def _draw(self, inputs: Tensor, batch_idx: int) -> Draws:
+        """The numbers of these pictures: of all that are drawn for the batch, whoever sees the others."""
+        if self.layout.parts == 1:
+            return self._step[0].draw(inputs, self._chance)
+        turn = batch_idx % self.layout.accumulate
+        if self._drawn is None or turn == 0:
+            self._drawn = self._step[0].draw(inputs, self._chance, self.layout.parts)
+        place = (self.layout.rank * self.layout.accumulate + turn) * len(inputs)
+        return self._drawn.of(place, place + len(inputs))
+
+    def _looks_at_once(self, values: Tensor) -> bool:
+        """Whether a look costs no waiting, and no other process waits for us: else broken numbers end the epoch."""
+        return values.device.type == "cpu" and self.layout.processes == 1
 
     def _from_above(self, found: Outcome, inputs: Tensor, labels: Tensor, draws: Draws) -> Outcome:
         """The same batch again, seen from where its loss is higher."""
@@ -129,13 +152,24 @@ class RetrievalTraining(L.LightningModule):
         if self._with_gradients:
             self._climb.ascend([weight.grad for weight in weights])
         else:
-            self._climb.ascend(torch.autograd.grad(found.loss, weights, allow_unused=True))
+            slopes = torch.autograd.grad(found.loss, weights, allow_unused=True)
+            average_over_processes_([slope for slope in slopes if slope is not None])
+            self._climb.ascend(slopes)
         return self._forward[0](inputs, labels, draws)
 
     def on_after_backward(self) -> None:
-        """The gradient from above is applied below."""
+        """The gradient from above is applied below, and no process keeps statistics of its own."""
         if self._climb.up:
             self._climb.descend()
+        if self.layout.processes > 1:
+            average_over_processes_(_unshared_statistics(self.network))
+
+    def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
+        """An epoch's means are those of all processes."""
+        del outputs, batch, batch_idx
+        if self.layout.processes > 1 and self.trainer.is_last_batch and self._totals is not None:
+            average_over_processes_([self._totals])
+            self._means = (0, {})
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Compute the gradients, where the compiled step has not done so already."""
@@ -217,8 +251,8 @@ class RetrievalTraining(L.LightningModule):
         """Embed held-out images (loader 0) and the 1-NN gallery (loader 1)."""
         del batch_idx
         inputs, labels = batch
-        embeddings = self._step[0].look(inputs).float()
-        if embeddings.device.type == "cpu" and not embeddings.isfinite().all():
+        embeddings = in_full_precision(self._step[0].look(inputs))
+        if self._looks_at_once(embeddings) and not embeddings.isfinite().all():
             raise self._not_finite()
         if self.knows_classes:
             predicted = self.loss.predict(embeddings)
@@ -228,7 +262,7 @@ class RetrievalTraining(L.LightningModule):
         self._found[dataloader_idx].append((embeddings, labels))
 
     def on_validation_epoch_end(self) -> None:
-        """Log the target metric."""
+        """Log the target metric, which is that of all processes' images."""
         found, labels = _join(self._found[0])
         if self.knows_classes:
             value = (found == labels).double().mean().item()
@@ -279,11 +313,13 @@ class RetrievalTraining(L.LightningModule):
             steps = int(self.trainer.estimated_stepping_batches)
             rates = [group["lr"] for group in optimizer.param_groups]
             start = 1 / 25
+            # A rise of exactly one step is one that torch divides by zero in.
+            warmup = schedule.warmup / 2 if schedule.warmup * max(2, steps) == 1 else schedule.warmup
             scheduler = OneCycleLR(
                 optimizer,
                 rates,
                 total_steps=max(2, steps),
-                pct_start=schedule.warmup,
+                pct_start=warmup,
                 cycle_momentum=False,
                 div_factor=1 / start,
                 final_div_factor=start / max(schedule.final, _NEXT_TO_NOTHING),
@@ -305,4 +341,12 @@ class RetrievalTraining(L.LightningModule):
 
 
 def _join(batches: list[Batch]) -> Batch:
-    return torch.cat([values for values, _ in batches]), torch.cat([labels for _, labels in batches])
+    found, labels = torch.cat([values for values, _ in batches]), torch.cat([labels for _, labels in batches])
+    return gather_rows(found), gather_rows(labels)
+
+
+def _unshared_statistics(network: nn.Module) -> list[Tensor]:
+    """Those of batch normalisation that sees the pictures of one process only."""
+    layers = (layer for layer in network.modules() if isinstance(layer, _BatchNorm))
+    own = (layer for layer in layers if not isinstance(layer, nn.SyncBatchNorm))
+    return [value for layer in own for value in layer.buffers() if value.is_floating_point()]

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import gc
 import json
-import logging
-import signal
-import threading
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from lightning.pytorch.plugins import TorchSyncBatchNorm
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from torch import Tensor
@@ -28,66 +22,103 @@ from torch import Tensor
 from kedge.config.compose import CONFIG, DATASET, build, build_dataset, build_loss, load_config, loss_heads
 from kedge.datasets import Dataset, divide
 from kedge.encoders import Encoder
-from kedge.errors import ConfigError, DataError, TrainingError
+from kedge.errors import ConfigError, DataError
 from kedge.images import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from kedge.losses import RetrievalLoss
 from kedge.model import Model
-from kedge.training.averaging import Averaging
-from kedge.training.callbacks import BEST, KEPT, LAST, BestAndLast, History, TrainingProgress, WholeCheckpoints
-from kedge.training.compiling import AUTO, compiled, use_repeatable_kernels
+from kedge.processes import agreed, join_processes, leader_first, leads, started_together
+from kedge.training.callbacks import BEST, KEPT, LAST
+from kedge.training.compiling import AUTO, compiled
 from kedge.training.data import Examples, Resident, TrainingData, fits_on
+from kedge.training.ending import Interrupted, heard, stopped, told
 from kedge.training.features import cached_features, class_means
+from kedge.training.launching import launch
+from kedge.training.layout import ALONE, Layout, device_of, layout_of
 from kedge.training.module import RetrievalTraining
 from kedge.training.settings import Settings
 from kedge.training.step import Prepare, Step
+from kedge.training.trainer import make_trainer, precision_on, quiet
 
-__all__ = ["Interrupted", "kept_epochs", "resume_run", "start_run"]
-
-_BESIDE_THE_POINT = (
-    ".*does not have many workers.*",  # batches come from memory
-    ".*Total length of `list` across ranks is zero.*",  # nothing held out
-    ".*LeafSpec.*is deprecated.*",
-    ".*smaller than the logging interval.*",
-)
+__all__ = ["Interrupted", "kept_epochs", "resume_run", "run_here", "start_run"]
 
 _console = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
 
-
-class Interrupted(TrainingError):
-    """The user stopped the run; its last checkpoint can be resumed."""
+_MAY_CHANGE = ("trainer.devices", "trainer.num_nodes", "trainer.accumulate")
+"""What a resumed run may be told: on what it goes on, which leaves the outcome as it is."""
 
 
 def start_run(config: DictConfig, folder: Path) -> Model:
     """Train as `config` says, leave everything in `folder`, return the model."""
-    if (folder / CONFIG).exists():
-        raise ConfigError(f"{folder} already holds a run: resume it with kedge train --resume {folder}.")
-    with _told(folder):
-        own = OmegaConf.masked_copy(config, [str(name) for name in config if name != "hydra"])
-        run = _Run(own, folder)
-        # Only now: what cannot be started leaves no folder behind.
-        folder.mkdir(parents=True, exist_ok=True)
-        known = {"name": run.dataset.name, "fingerprint": run.dataset.fingerprint()}
-        (folder / DATASET).write_text(json.dumps(known) + "\n")
-        OmegaConf.save(own, folder / CONFIG, resolve=True)
-        return run.train()
+    own = OmegaConf.masked_copy(config, [str(name) for name in config if name != "hydra"])
+    return _run(own, folder, resume=False)
 
 
-def resume_run(folder: Path) -> Model:
-    """Go on from the last checkpoint in `folder`; a finished run only returns its model."""
+def resume_run(folder: Path, overrides: Sequence[str] = ()) -> Model:
+    """Go on from the last checkpoint in `folder`; a finished run only returns its model.
+
+    `overrides` may name another number of processes: `["trainer.devices=2"]`.
+    """
+    for override in overrides:
+        if override.partition("=")[0] not in _MAY_CHANGE:
+            known = ", ".join(_MAY_CHANGE)
+            raise ConfigError(f"--resume takes the run's own settings, but for {known}: leave out {override}.")
     config = load_config(folder / CONFIG)
-    with _told(folder):
-        return _reopened(config, folder).train(resume=True)
+    return _run(OmegaConf.merge(config, OmegaConf.from_dotlist(list(overrides))), folder, resume=True)
 
 
 def kept_epochs(folder: Path) -> Iterator[tuple[int, Model]]:
     """The models of those epochs that `trainer.keep_every` kept, with their numbers."""
     config = load_config(folder / CONFIG)
-    with _told(folder):
-        yield from _reopened(config, folder).kept()
+    with told(folder):
+        yield from _reopened(config, folder, ALONE).kept()
 
 
-def _reopened(config: DictConfig, folder: Path) -> _Run:
-    run = _Run(config, folder)
+def _run(config: Any, folder: Path, *, resume: bool) -> Model:
+    """Train in this process, or in as many as the configuration asks for."""
+    settings = Settings.from_config(config)
+    layout = layout_of(settings, resumed=resume)
+    if layout.processes == 1 or started_together():
+        return run_here(config, folder, layout, resume=resume)[1]
+    _refuse_to_write_over(folder, resume)
+    found = launch(config, folder, layout, resume=resume)
+    return Model.load(found / "model").to(device_of(settings.trainer.accelerator))
+
+
+def run_here(config: DictConfig, folder: Path, layout: Layout, *, resume: bool) -> tuple[Path, Model]:
+    """Train in this process, alone or as one of several; returns the run's folder, which is the leader's, and model."""
+    join_processes(device_of(config.trainer.accelerator).type)
+    _console.quiet = not leads()
+    folder = _shared(folder)
+    _refuse_to_write_over(folder, resume)
+    with told(folder):
+        with leader_first():
+            run = _reopened(config, folder, layout) if resume else _Run(config, folder, layout)
+        if not resume and leads():
+            # Only now: what cannot be started leaves no folder behind.
+            folder.mkdir(parents=True, exist_ok=True)
+            known = {"name": run.dataset.name, "fingerprint": run.dataset.fingerprint()}
+            (folder / DATASET).write_text(json.dumps(known) + "\n")
+            OmegaConf.save(config, folder / CONFIG, resolve=True)
+        return folder, run.train(resume=resume)
+
+
+def _shared(folder: Path) -> Path:
+    """The leader's folder: under torchrun, a name with the time in it may differ from process to process."""
+    found = Path(agreed(str(folder.resolve())))
+    if found != folder.resolve():
+        with contextlib.suppress(OSError):
+            folder.rmdir()  # empty, as Hydra made it
+        return found
+    return folder
+
+
+def _refuse_to_write_over(folder: Path, resume: bool) -> None:
+    if not resume and agreed((folder / CONFIG).exists()):
+        raise ConfigError(f"{folder} already holds a run: resume it with kedge train --resume {folder}.")
+
+
+def _reopened(config: DictConfig, folder: Path, layout: Layout) -> _Run:
+    run = _Run(config, folder, layout)
     known = json.loads((folder / DATASET).read_text())
     if run.dataset.fingerprint() != known["fingerprint"]:
         raise DataError(f"{known['name']} has changed since {folder} was started: train anew.")
@@ -97,20 +128,23 @@ def _reopened(config: DictConfig, folder: Path) -> _Run:
 class _Run:
     """The parts of a run, built from its configuration."""
 
-    def __init__(self, config: DictConfig, folder: Path) -> None:
-        self.config, self.folder = config, folder
+    def __init__(self, config: DictConfig, folder: Path, layout: Layout) -> None:
+        self.config, self.folder, self.layout = config, folder, layout
         self.settings = Settings.from_config(config)
         self.recipe, self.split = self.settings.recipe, self.settings.split
-        self.device = _device(self.settings.trainer.accelerator)
+        self.device = device_of(self.settings.trainer.accelerator)
+        self.precision = precision_on(self.device, self.settings.trainer.precision)
         L.seed_everything(self.settings.seed, verbose=False)
-        self.dataset: Dataset = build_dataset(config.dataset)
+        # What its loader warns of, the leader tells.
+        with contextlib.nullcontext() if leads() else contextlib.redirect_stderr(None):
+            self.dataset: Dataset = build_dataset(config.dataset)
         self.pictures, self.held_out = divide(self.dataset.train, self.split.holdout, self.split.shots, self.split.seed)
         size = self.recipe.size or min(self.dataset.train.size)
         self.encoder, self.loss = self._network(size)
         self.preprocessing = self._preprocessing(size)
         # A GPU's convolutions want the channels last.
-        self.layout = torch.channels_last if self.device.type == "cuda" else torch.contiguous_format
-        self.encoder.to(memory_format=self.layout)
+        self.order = torch.channels_last if self.device.type == "cuda" else torch.contiguous_format
+        self.encoder.to(memory_format=self.order)
 
     def train(self, *, resume: bool = False) -> Model:
         """Fit, then save the best epoch as a model."""
@@ -121,11 +155,19 @@ class _Run:
         if not any(parameter.requires_grad for parameter in module.parameters()):
             raise ConfigError("Nothing is left to train: with a frozen encoder this loss needs encoder.head=linear.")
         last = self.folder / LAST
-        with _quiet():
-            trainer = self._trainer()  # before anything is compiled: it says which kernels may be used
+        with quiet():
+            # Before anything is compiled: it says which kernels may be used.
+            where = self.folder, self.device, _console
+            # What a batch without a pair leaves out, such as proxies.
+            may_rest = self.loss.compares and any(True for _ in self.loss.parameters())
+            trainer = make_trainer(self.settings, self.layout, *where, may_rest=may_rest)
+            if self._synchronises:
+                TorchSyncBatchNorm().apply(module)
             if self._compiles:
                 self._compile(step, module, data)
             self._fit(trainer, module, data, last if resume and last.exists() else None)
+        if self._synchronises:
+            TorchSyncBatchNorm().revert(module)
         return self._finish(module)
 
     def kept(self) -> Iterator[tuple[int, Model]]:
@@ -144,6 +186,7 @@ class _Run:
             held_out=self.held_out is not None,
             few_shot=self.split.shots is not None,
             seed=self.settings.seed,
+            layout=self.layout,
         )
 
     def _network(self, size: int) -> tuple[Encoder, RetrievalLoss]:
@@ -155,6 +198,11 @@ class _Run:
         loss: RetrievalLoss = build_loss(self.config.loss, num_classes=len(self.dataset.classes), dim=encoder.dim)
         if encoder.head_kind not in heads:
             raise ConfigError(f"encoder.head={head} does not suit the loss {loss.name}: use {' or '.join(heads)}.")
+        if self.layout.accumulate > 1 and loss.compares:
+            raise ConfigError(
+                f"The loss {loss.name} compares the pictures of a batch and would miss pairs of them: "
+                "use trainer.accumulate=1."
+            )
         return (encoder.freeze() if self.recipe.freeze else encoder), loss
 
     def _preprocessing(self, size: int) -> Preprocessing:
@@ -170,6 +218,8 @@ class _Run:
 
     def _report(self) -> None:
         """What the user should know before the run starts."""
+        if not leads():
+            return
         if self.dataset.skipped:
             path = self.folder / "skipped.txt"
             lines = "".join(f"{name}: {reason}\n" for name, reason in self.dataset.skipped)
@@ -184,8 +234,12 @@ class _Run:
         how = "pictures through a frozen encoder" if self.recipe.freeze else "pictures"
         _console.print(
             f"{self.encoder.name} with {self.loss.name} on {self.dataset.name}: {len(self.pictures):,} {how}{kept}, "
-            f"{len(self.dataset.classes)} classes, {self.recipe.epochs} epochs, {self.device.type}"
+            f"{len(self.dataset.classes)} classes, {self.recipe.epochs} epochs, {self._where}"
         )
+
+    @property
+    def _where(self) -> str:
+        return self.device.type if self.layout.processes == 1 else f"{self.layout.processes} × {self.device.type}"
 
     def _data(self) -> TrainingData:
         if self.device.type == "cuda":
@@ -209,6 +263,7 @@ class _Run:
             seed=self.settings.seed,
             with_reference=type(self.loss).predict is RetrievalLoss.predict,
             for_gpu=self.device.type == "cuda",
+            layout=self.layout,
         )
 
     def _goes_to_the_device(self, examples: list[Examples]) -> bool:
@@ -230,91 +285,86 @@ class _Run:
             return False
         return wanted != "auto" or self.device.type == "cuda"
 
+    @property
+    def _synchronises(self) -> bool:
+        wanted = self.settings.trainer.sync_batchnorm
+        return wanted and self.layout.processes > 1 and self.device.type == "cuda"
+
     def _compile(self, step: Step, module: RetrievalTraining, data: TrainingData) -> None:
         wanted = self.settings.trainer.compile
         step.to(self.device)
         inputs, labels = (part.to(self.device) for part in data.train.__getitems__(range(data.batch_size)))
         draws = step.draw(inputs, torch.Generator(self.device))
-        autocast = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(self._precision)
+        autocast = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(self.precision)
         _console.print("Compiling the step …")
         mode = AUTO if wanted == "auto" else wanted
-        fast = compiled(step, (inputs, labels, draws), mode, scale=module.loss_scale, autocast=autocast)
+        fast = compiled(
+            step,
+            (inputs, labels, draws),
+            mode,
+            scale=module.loss_scale,
+            autocast=autocast,
+            record=self.layout.parts == 1,
+        )
         module.use(fast)
         if fast.forward is not step:
             how = "and recorded as one launch " if fast.with_gradients else ""
             _console.print(f"The step was compiled {how}in {fast.seconds:.0f} s.")
 
-    @property
-    def _precision(self) -> str:
-        wanted = self.settings.trainer.precision
-        if wanted == "auto":
-            return "bf16-mixed" if self.device.type == "cuda" else "32-true"
-        return wanted
-
     def _step(self) -> Step:
-        if self.recipe.freeze:
-            return Step(self.encoder.head, self.loss, Prepare(_nothing, _as_they_are, _as_they_are), self.recipe.mixing)
+        step = self._step_of_features() if self.recipe.freeze else self._step_of_pictures()
+        return step.double() if self.precision == "64-true" else step
+
+    def _step_of_features(self) -> Step:
+        prepare = Prepare(_nothing, _as_they_are, _as_they_are)
+        together = self.layout.processes > 1
+        return Step(self.encoder.head, self.loss, prepare, self.recipe.mixing, together=together)
+
+    def _step_of_pictures(self) -> Step:
         wanted = self.recipe.augmentation
         augmentation = wanted if self.dataset.flip else replace(wanted, flip=False)
+        dtype = torch.float64 if self.precision == "64-true" else torch.float32
 
         def change(pixels: Tensor, draws: Tensor) -> Tensor:
             images = augmentation.apply(pixels, draws)
             images = self.preprocessing.standardise(self.preprocessing.fit(images))
-            return images.contiguous(memory_format=self.layout)
+            return images.to(dtype).contiguous(memory_format=self.order)
 
-        prepare = Prepare(augmentation.draw, change, self.preprocessing.normalise)
-        return Step(self.encoder, self.loss, prepare, self.recipe.mixing, mirror=self.preprocessing.mirror)
+        def plain(pixels: Tensor) -> Tensor:
+            return self.preprocessing.normalise(pixels).to(dtype)
+
+        return Step(
+            self.encoder,
+            self.loss,
+            Prepare(augmentation.draw, change, plain),
+            self.recipe.mixing,
+            mirror=self.preprocessing.mirror,
+            together=self.layout.processes > 1,
+        )
 
     def _fit(self, trainer: L.Trainer, module: RetrievalTraining, data: TrainingData, checkpoint: Path | None) -> None:
         try:
-            with _heard(module):
+            with heard(module):
                 trainer.fit(module, datamodule=data, ckpt_path=checkpoint, weights_only=True)
         except (KeyboardInterrupt, SystemExit):
             # The trainer turns Ctrl-C into an exit of its own.
-            if not (self.folder / LAST).exists():
-                raise Interrupted("Stopped before the first epoch ended: there is nothing to resume.") from None
-            done = f"{module.saved_epochs} of {trainer.max_epochs} epochs"
-            raise Interrupted(f"Stopped after {done}. Go on with: kedge train --resume {self.folder}") from None
-
-    def _trainer(self) -> L.Trainer:
-        wanted = self.settings.trainer
-        on_gpu = self.device.type == "cuda"
-        precision: Any = self._precision
-        use_repeatable_kernels()
-        averaging = Averaging(self.recipe.averaging) if self.recipe.averaging else None
-        loggers: list[Logger] = []
-        if find_spec("tensorboard") is not None:
-            loggers.append(TensorBoardLogger(self.folder, name="", version="tensorboard"))
-        return L.Trainer(
-            accelerator="gpu" if on_gpu else "cpu",
-            devices=1,
-            precision=precision,
-            deterministic=wanted.deterministic,
-            benchmark=False,
-            max_epochs=self.recipe.epochs,
-            check_val_every_n_epoch=self.settings.validate_every,
-            callbacks=[
-                *([averaging] if averaging else []),
-                TrainingProgress(_console),
-                History(self.folder / "history.csv"),
-                BestAndLast(self.folder, averaging, keep_every=wanted.keep_every),
-            ],
-            plugins=[WholeCheckpoints()],
-            logger=loggers,
-            default_root_dir=self.folder,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            num_sanity_val_steps=0,
-            log_every_n_steps=10**9,
-        )
+            raise stopped(self.folder, module.saved_epochs, self.recipe.epochs) from None
+        except RuntimeError:
+            # Another process heard of it first, and is gone.
+            if module.stopped:
+                raise stopped(self.folder, module.saved_epochs, self.recipe.epochs) from None
+            raise
 
     def _finish(self, module: RetrievalTraining) -> Model:
-        model = self._model(self.folder / BEST, module)
-        model.save(self.folder / "model")
+        with leader_first():
+            if not leads():
+                return Model.load(self.folder / "model").to(self.device)
+            model = self._model(self.folder / BEST, module)
+            model.save(self.folder / "model")
         return model.to(self.device)
 
     def _model(self, checkpoint: Path, module: RetrievalTraining) -> Model:
-        module.load_state_dict(torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"])
+        module.float().load_state_dict(torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"])
         make = partial(
             Model,
             self.encoder.eval(),
@@ -338,58 +388,3 @@ def _as_they_are(features: Tensor, draws: Tensor | None = None) -> Tensor:
 def _nothing(count: int, chance: torch.Generator, device: torch.device) -> Tensor:
     del chance
     return torch.empty(0, count, device=device)
-
-
-def _device(accelerator: str) -> torch.device:
-    if accelerator == "gpu" and not torch.cuda.is_available():
-        raise ConfigError("trainer.accelerator=gpu, but no CUDA GPU is there: use auto or cpu.")
-    return torch.device("cuda" if accelerator != "cpu" and torch.cuda.is_available() else "cpu")
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep the trainer's advice to itself where it does not apply here."""
-    logs = [logging.getLogger(f"lightning.pytorch.{name}") for name in ("utilities.rank_zero", "accelerators.cuda")]
-    levels = [log.level for log in logs]
-    for log in logs:
-        log.setLevel(logging.WARNING)
-    with warnings.catch_warnings():
-        for message in _BESIDE_THE_POINT:
-            warnings.filterwarnings("ignore", message=message)
-        try:
-            yield
-        finally:
-            for log, level in zip(logs, levels, strict=True):
-                log.setLevel(level)
-
-
-@contextmanager
-def _heard(module: RetrievalTraining) -> Iterator[None]:
-    """Ctrl-C raises wherever Python happens to be, also where that is ignored: then the next step raises again."""
-    alone = threading.current_thread() is threading.main_thread()  # no other may ask for signals
-    if not alone or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield
-        return
-
-    def note(number: int, frame: FrameType | None) -> None:
-        module.stopped = True
-        signal.default_int_handler(number, frame)
-
-    signal.signal(signal.SIGINT, note)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-@contextmanager
-def _told(folder: Path) -> Iterator[None]:
-    """What the system refuses, in one sentence."""
-    try:
-        yield
-    except OSError as error:
-        resume = f" The last checkpoint is intact: then kedge train --resume {folder}"
-        kept = resume if (folder / LAST).exists() else ""
-        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-            raise TrainingError(f"The disk is full: make room for {folder}.{kept}") from error
-        raise TrainingError(f"{error.filename or folder}: {error.strerror or error}.{kept}") from error

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 COMPILE_MODES = ("default", "graph", "max-autotune")
 
-_LOOKS = 30
+_LOOKS = 15
 """At the held-out images in a run, at least (where there are so many epochs)."""
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a word", type(None): "null"}
 
@@ -130,13 +130,23 @@ class Trainer:
     data: str = "auto"
     compile: str = "auto"
     keep_every: int = 0
+    devices: int | str = 1
+    num_nodes: int = 1
+    accumulate: int = 1
+    sync_batchnorm: bool = True
 
     def __post_init__(self) -> None:
+        if isinstance(self.devices, str):
+            _one_of("trainer.devices", self.devices, ("auto",))
+        else:
+            _within("trainer.devices", self.devices, least=1)
+        _within("trainer.num_nodes", self.num_nodes, least=1)
+        _within("trainer.accumulate", self.accumulate, least=1)
         _within("trainer.keep_every", self.keep_every, least=0)
         _one_of("trainer.data", self.data, ("auto", "device", "host"))
         _one_of("trainer.compile", self.compile, ("auto", "off", *COMPILE_MODES))
         _one_of("trainer.accelerator", self.accelerator, ("auto", "cpu", "gpu"))
-        _one_of("trainer.precision", self.precision, ("auto", "32-true", "bf16-mixed", "16-mixed"))
+        _one_of("trainer.precision", self.precision, ("auto", "32-true", "64-true", "bf16-mixed", "16-mixed"))
 
 
 @dataclass(frozen=True)
@@ -152,6 +162,8 @@ class Settings:
         _within("seed", self.seed, least=0, below=2**32)
         if self.trainer.precision == "16-mixed" and self.recipe.sharpness.radius:
             raise ConfigError("recipe.sharpness needs gradients of the full range: use trainer.precision=bf16-mixed.")
+        if self.trainer.accumulate > 1 and self.recipe.sharpness.radius:
+            raise ConfigError("recipe.sharpness needs the whole batch at once: use trainer.accumulate=1.")
         every = self.validate_every
         if self.recipe.epochs % every:
             raise ConfigError(

@@ -10,6 +10,9 @@ from torch import Tensor, nn
 
 from kedge.images import Mixing
 from kedge.losses import RetrievalLoss
+from kedge.losses.base import in_full_precision
+from kedge.processes import gather_rows, gather_with_gradient
+from kedge.training.chance import OwnChance
 
 __all__ = ["Draws", "Outcome", "Prepare", "Step"]
 
@@ -30,6 +33,10 @@ class Draws(NamedTuple):
     change: Tensor
     mixing: Tensor
 
+    def of(self, start: int, stop: int) -> Draws:
+        """Those of some of the pictures."""
+        return Draws(self.change[:, start:stop], self.mixing[:, start:stop])
+
 
 class Embedded(NamedTuple):
     """Embeddings and, where images were mixed, each one's partner and the share that is its own."""
@@ -47,25 +54,47 @@ class Outcome(NamedTuple):
 
 
 class Step(nn.Module):
-    """The forward half of a training step."""
+    """The forward half of a training step.
+
+    One of several processes has a part of the batch. It mixes pictures of its own part with each other; a loss that
+    compares pictures sees those of all processes.
+    """
 
     def __init__(
-        self, network: nn.Module, loss: RetrievalLoss, prepare: Prepare, mixing: Mixing, *, mirror: bool = False
+        self,
+        network: nn.Module,
+        loss: RetrievalLoss,
+        prepare: Prepare,
+        mixing: Mixing,
+        *,
+        mirror: bool = False,
+        together: bool = False,
     ) -> None:
         super().__init__()
         self.network, self.loss = network, loss
         self.prepare, self.mixing = prepare, mixing
         self.mirror = mirror
         """Whether the model will look at mirrored pictures too."""
+        self.gathers = together and loss.compares
+        """Whether the loss sees the pictures of all processes."""
+        # A loss that compiles draws nothing: then all chance is our own.
+        self.chance = OwnChance() if together and not loss.compiles else None
 
-    def draw(self, inputs: Tensor, chance: torch.Generator) -> Draws:
-        """The numbers of one step."""
-        count, device = len(inputs), inputs.device
+    def draw(self, inputs: Tensor, chance: torch.Generator, parts: int = 1) -> Draws:
+        """The numbers of one step, for a batch of so many parts like `inputs`."""
+        count, device = len(inputs) * parts, inputs.device
         return Draws(self.prepare.draw(count, chance, device), self.mixing.draw(count, chance, device))
 
     def forward(self, inputs: Tensor, labels: Tensor, draws: Draws) -> Outcome:
         """Loss and counts of a batch."""
-        return self.compare(self.embed(inputs, draws), labels)
+        return self.compare(self.by_own_chance(self.embed, inputs, draws), labels)
+
+    def by_own_chance(self, embed: Callable[[Tensor, Draws], Embedded], inputs: Tensor, draws: Draws) -> Embedded:
+        """What `embed` makes of a batch, with whatever the network draws."""
+        if self.chance is None:
+            return embed(inputs, draws)
+        with self.chance.drawn(inputs.device):
+            return embed(inputs, draws)
 
     def embed(self, inputs: Tensor, draws: Draws) -> Embedded:
         """The images changed, mixed and sent through the network."""
@@ -84,11 +113,7 @@ class Step(nn.Module):
     def compare(self, embedded: Embedded, labels: Tensor) -> Outcome:
         """What the loss says of embeddings."""
         embeddings = embedded.embeddings
-        if embedded.mixed is None:
-            parts = self.loss.components(embeddings, labels)
-        else:
-            partners, weights = embedded.mixed
-            parts = self.loss.mixed_components(embeddings, labels, labels[partners], weights)
+        parts = self._parts(embedded, labels)
         values = torch.stack(list(parts.values()))
         total = values.sum()
         with torch.no_grad():
@@ -96,3 +121,15 @@ class Step(nn.Module):
             spread = (points - points.mean(0)).square().sum(1).mean()
             counted = torch.cat([total.reshape(1), values, spread.reshape(1)]).double()
         return Outcome(total, counted, ("loss", *parts, "_spread"))
+
+    def _parts(self, embedded: Embedded, labels: Tensor) -> dict[str, Tensor]:
+        embeddings, mixed = embedded
+        others, weights = (labels[mixed[0]], mixed[1]) if mixed else (None, None)
+        if self.gathers:
+            # Summed on the way back, where the trainer averages over processes: the gradient of the whole batch.
+            embeddings = gather_with_gradient(in_full_precision(embeddings))
+            labels = gather_rows(labels)
+            others, weights = (None if one is None else gather_rows(one) for one in (others, weights))
+        if others is None or weights is None:
+            return self.loss.components(embeddings, labels)
+        return self.loss.mixed_components(embeddings, labels, others, weights)
