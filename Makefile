@@ -8,8 +8,9 @@ BIN    := $(VENV)/bin
 demo: $(VENV)/.core
 	$(BIN)/kedge demo
 
+# Two tests at a time, each with one thread: most of them wait for a process to start.
 test: $(VENV)/.dev
-	$(BIN)/pytest -m "not soak"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not soak" -n 2 --dist loadfile --timeout 600
 
 soak: $(VENV)/.dev
 	$(BIN)/pytest

@@ -8,7 +8,7 @@ that anchor's own nearest neighbour is closer to no other one.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -23,8 +23,8 @@ MANY = 20_000
 ARRAYS = ("centres", "offsets", "numbers", "vectors", "gaps")
 _CELLS = (4, 16, 64)
 """So many of the nearest cells are looked at, then so many, and at most so many where the nearest is not sure yet."""
-_AROUND = 8
-"""In so many cells an anchor's nearest neighbour is searched for."""
+_AROUND = 12
+"""In so many cells around its own an anchor's nearest neighbour is searched for."""
 _PER_CENTRE, _ROUNDS = 32, 4
 _BLOCK = 16384
 
@@ -50,12 +50,8 @@ class AnchorIndex:
         homes = nearest_centre(anchors, centres)
         numbers = np.argsort(homes, kind="stable").astype(np.int32)
         offsets = np.concatenate([[0], np.cumsum(np.bincount(homes, minlength=count))])
-        unknown = np.zeros(len(anchors), np.float32)
-        index = cls(centres, offsets, numbers, np.ascontiguousarray(anchors[numbers]), unknown)
-        blocks = (index.vectors[start : start + _BLOCK] for start in range(0, len(anchors), _BLOCK))
-        # The nearest of all is the anchor itself.
-        squares = np.concatenate([index._in_cells(some, 2, _AROUND)[1][:, -1] for some in blocks])
-        return replace(index, gaps=squares / 4)
+        vectors = np.ascontiguousarray(anchors[numbers])
+        return cls(centres, offsets, numbers, vectors, _gaps(vectors, centres, offsets))
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -154,6 +150,28 @@ class AnchorIndex:
             squares[rows], numbers[rows] = np.take_along_axis(near, best, 1), np.take_along_axis(known, best, 1)
         np.maximum(squares, 0, out=squares)
         return numbers, squares
+
+
+def _gaps(vectors: np.ndarray, centres: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """Of each anchor a quarter of the squared distance to the nearest other one, as far as its surroundings know."""
+    gaps = np.empty(len(vectors), np.float32)
+    squares = np.einsum("ij,ij->i", vectors, vectors)
+    around = min(_AROUND, len(centres))
+    for cell, centre in enumerate(centres):
+        start, end = offsets[cell], offsets[cell + 1]
+        if start == end:
+            continue
+        apart = np.square(centres - centre).sum(axis=1)
+        near = np.sort(np.argpartition(apart, around - 1)[:around])
+        rows = np.concatenate([np.arange(offsets[other], offsets[other + 1]) for other in near])
+        found = vectors[start:end] @ vectors[rows].T
+        found *= -2
+        found += squares[rows]
+        found += squares[start:end, None]
+        own = np.arange(start, end)
+        found[own - start, np.searchsorted(rows, own)] = np.inf
+        gaps[start:end] = found.min(axis=1)
+    return np.maximum(gaps, 0) / 4
 
 
 def _first(numbers: np.ndarray, squares: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
