@@ -42,6 +42,7 @@ def cached_features(
         own = pictures if process_count() == 1 else pictures.subset(np.arange(share.start, share.stop))
         # Out of inference mode: features are trained on.
         values = gather_rows(embed_pictures(embed, own, batch_size=_BATCH)).cpu().clone()
+        encoder.train()  # as it is in a run that finds its features
         if leads():
             path.parent.mkdir(exist_ok=True)
             with whole_file(path) as stream:
