@@ -8,9 +8,8 @@ BIN    := $(VENV)/bin
 demo: $(VENV)/.core
 	$(BIN)/kedge demo
 
-# Two tests at a time, each with one thread: most of them wait for a process to start.
 test: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not soak" -n 2 --dist loadfile --timeout 600
+	$(BIN)/pytest -m "not soak"
 
 soak: $(VENV)/.dev
 	$(BIN)/pytest
