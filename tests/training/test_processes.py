@@ -42,7 +42,7 @@ CASES: dict[str, list[str]] = {
     "center": ["loss=center", "recipe.optimizer.lr=0.01"],
     "triplet": ["loss=triplet", "recipe.optimizer.lr=0.01"],
     "arcface": ["loss=arcface", "recipe.optimizer.lr=0.01"],
-    "frozen": ["loss=cam", "encoder.head=bounded", "recipe.freeze=true", "recipe.size=12", "split.validate_every=1"],
+    "frozen": ["loss=cam", "encoder.head=linear", "recipe.freeze=true", "recipe.size=12", "split.validate_every=1"],
     "plateau": ["loss=contrastive", "recipe.schedule.name=plateau", "recipe.schedule.patience=0"],
 }
 ALONE = {"cam-unaccumulated": [*CASES["cam-accumulated"], "trainer.accumulate=1"], "whole": ["loss=cam"]}
