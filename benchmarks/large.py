@@ -28,15 +28,15 @@ import numpy as np
 
 from kedge.losses.anchors import start_anchors
 from kedge.reproduce.machine import describe
-from rivals import SEED, Data, FaissLists, K, Lance, System, Worker, build, in_child, recall
+from rivals import SEED, Around, Data, FaissLists, K, Lance, System, Worker, build, in_child, recall
 from search import Ours, drop, files, say
 
 RESULTS = Path(__file__).parent / "results" / "large.json"
 COUNT, QUICK, DIM, ANCHORS = 5_000_000, 50_000, 128, 1_000
 QUERIES, WARM, COLD = 500, 300, 15
 PROBES = 1, 4, 16
-LATENT, SPREAD, NOISE, BETWEEN = 16, 0.35, 0.05, 0.2
-"""Items lie around their anchor in a subspace; a share of them on the way to another anchor, up to half of it."""
+LATENT, SPREAD = 16, 0.35
+"""Of the items around their anchor."""
 BLOCK = 100_000
 
 
@@ -137,16 +137,7 @@ def draw(data: Data, count: int) -> None:
 
     chance = np.random.default_rng(SEED)
     anchors = start_anchors(ANCHORS, DIM).numpy()
-    basis = np.linalg.qr(chance.standard_normal((DIM, LATENT)))[0].T.astype(np.float32) * SPREAD
-
-    def around(labels: np.ndarray) -> np.ndarray:
-        rows = len(labels)
-        way = np.where(chance.random(rows) < BETWEEN, chance.random(rows) / 2, 0).astype(np.float32)[:, None]
-        vectors: np.ndarray = anchors[labels] * (1 - way) + anchors[chance.integers(ANCHORS, size=rows)] * way
-        vectors += chance.standard_normal((rows, LATENT), np.float32) @ basis
-        vectors += chance.standard_normal((rows, DIM), np.float32) * np.float32(NOISE)
-        return vectors
-
+    around = Around(anchors, chance, latent=LATENT, spread=SPREAD)
     labels = chance.integers(ANCHORS, size=count)
     queries = around(chance.permutation(ANCHORS)[:QUERIES])
     items = np.lib.format.open_memmap(data.folder / "items.npy", "w+", np.float32, (count, DIM))

@@ -28,6 +28,8 @@ DEGREE, BREADTH = 32, 100
 """Of the graphs: M and efConstruction."""
 EFFORTS = (100, 128, 192, 256, 384, 512, 768, 1024)
 """efSearch is the first of these that finds as much as one probe of the anchors' lists holds."""
+NOISE, BETWEEN = 0.05, 0.2
+"""Of the vectors that are drawn: in all dimensions, and the share that lies between two anchors."""
 WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 """Bytes of a number."""
 
@@ -45,6 +47,24 @@ class Data:
 
     def save(self, name: str, array: np.ndarray) -> None:
         np.save(self.folder / f"{name}.npy", array)
+
+
+class Around:
+    """Draws vectors around anchors, in a subspace; a share of them on the way to another anchor, up to half of it."""
+
+    def __init__(self, anchors: np.ndarray, chance: np.random.Generator, *, latent: int, spread: float) -> None:
+        self.anchors, self.chance = anchors, chance
+        directions = chance.standard_normal((anchors.shape[1], latent))
+        self.basis = np.linalg.qr(directions)[0].T.astype(np.float32) * spread
+
+    def __call__(self, labels: np.ndarray) -> np.ndarray:
+        rows, (count, dim), chance = len(labels), self.anchors.shape, self.chance
+        way = np.where(chance.random(rows) < BETWEEN, chance.random(rows) / 2, 0).astype(np.float32)[:, None]
+        others = self.anchors[chance.integers(count, size=rows)]
+        vectors: np.ndarray = self.anchors[labels] * (1 - way) + others * way
+        vectors += chance.standard_normal((rows, len(self.basis)), np.float32) @ self.basis
+        vectors += chance.standard_normal((rows, dim), np.float32) * np.float32(NOISE)
+        return vectors
 
 
 class System:

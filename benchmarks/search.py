@@ -34,10 +34,13 @@ from rich.table import Table
 
 from kedge.reproduce.machine import describe
 from rivals import (
+    BETWEEN,
     BREADTH,
     DEGREE,
+    NOISE,
     SEED,
     WIDTHS,
+    Around,
     Data,
     FaissFlat,
     FaissGraph,
@@ -63,8 +66,8 @@ SINGLE, CHUNK, UNMEASURED, BATCHES = 200, 10, 2, 3
 """Single queries of each system, so many in a turn behind some that only wake it; turns of whole batches."""
 COLD = 20
 """So many lists are searched cold."""
-SPREAD, LATENT, NOISE, BETWEEN = 1.0, 32, 0.05, 0.2
-"""Items lie around their anchor in a subspace; a share of them on the way to another anchor, up to half of it."""
+SPREAD, LATENT = 1.0, 32
+"""Of the items around their anchor."""
 QUIET = 0.05
 """The share of the cores that other processes may use before times mean little: whoever uses two threads waits."""
 FLAT, LISTS = "faiss flat", "faiss ivf, our anchors"
@@ -128,16 +131,7 @@ def draw(data: Data, count: int) -> None:
     """Clustered items and queries; consecutive queries belong to different lists."""
     chance = np.random.default_rng(SEED)
     anchors = (chance.standard_normal((ANCHORS, DIM)) * 0.3).astype(np.float32)
-    basis = np.linalg.qr(chance.standard_normal((DIM, LATENT)))[0].T.astype(np.float32) * SPREAD
-
-    def around(labels: np.ndarray) -> np.ndarray:
-        rows = len(labels)
-        way = np.where(chance.random(rows) < BETWEEN, chance.random(rows) / 2, 0).astype(np.float32)[:, None]
-        vectors: np.ndarray = anchors[labels] * (1 - way) + anchors[chance.integers(ANCHORS, size=rows)] * way
-        vectors += chance.standard_normal((rows, LATENT), np.float32) @ basis
-        vectors += chance.standard_normal((rows, DIM), np.float32) * np.float32(NOISE)
-        return vectors
-
+    around = Around(anchors, chance, latent=LATENT, spread=SPREAD)
     labels = chance.integers(ANCHORS, size=count)
     items = np.lib.format.open_memmap(data.folder / "items.npy", "w+", np.float32, (count, DIM))
     for start in range(0, count, 50_000):
