@@ -164,13 +164,17 @@ def table(curves: dict[str, Any], fitted: dict[str, Any]) -> dict[str, Any]:
             names[name],
             way,
             f"{min(points):,} … {max(points):,}",
-            f"{points[min(points)]:.3g} … {points[max(points)]:.3g}",
+            f"{shown(points[min(points)])} … {shown(points[max(points)])}",
             fitted[name][way],
         ]
         for name, curve in curves.items()
         for way, points in curve.items()
     ]
     return {"columns": ["what", "way", "from … to", "ms", "fitted exponent"], "rows": rows}
+
+
+def shown(milliseconds: float) -> str:
+    return f"{milliseconds:,.0f}" if milliseconds >= 100 else f"{milliseconds:.3g}"
 
 
 def draw(record: dict[str, Any]) -> None:
@@ -191,16 +195,14 @@ def draw(record: dict[str, Any]) -> None:
         figure, axes = plt.subplots(figsize=(6.4, 3.8), layout="constrained")
         for colour, (way, points) in zip(colours, record["ms"][name].items(), strict=False):
             x, y = [int(at) for at in points], list(points.values())
-            axes.plot(x, y, "o-", color=colour, markersize=4.5, linewidth=1.6)
-            label = f"{way}\nexponent {record['exponents'][name][way]:g}"
-            axes.annotate(
-                label, (x[-1], y[-1]), (8, 0), textcoords="offset points", va="center", color=colour, fontsize=9
-            )
+            label = f"{way} (exponent {record['exponents'][name][way]:g})"
+            axes.plot(x, y, "o-", color=colour, markersize=4.5, linewidth=1.6, label=label)
         axes.set(xscale="log", yscale="log", xlabel=across, ylabel="milliseconds")
         axes.set_title(title, loc="left", fontsize=11)
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", color="#e5e7eb", linewidth=0.8)
         axes.set_axisbelow(True)
+        axes.legend(frameon=False, fontsize=9)
         for suffix in ("png", "svg"):
             figure.savefig(FIGURES / f"growth_{name}.{suffix}", dpi=150)
         plt.close(figure)

@@ -1,8 +1,8 @@
 """What a size asks for: disk, memory, time and money, from the constants that the other benchmarks have measured.
 
-    python benchmarks/plan.py [--core-hour 0.04] [--gpu-hour 3.00] [--gib-month 0.023]
+    python benchmarks/plan.py [--core-hour 0.04] [--gpu-hour 3.00] [--memory-hour 0.005] [--gib-month 0.023]
 
-Reads benchmarks/results/{indexing,large,growth,train_throughput}.json and writes plan.json beside them. Prices are
+Reads benchmarks/results/{indexing,large,train_throughput}.json and writes plan.json beside them. Prices are
 yours to give; those above are round figures of the kind that large clouds ask for.
 """
 
@@ -17,8 +17,10 @@ from typing import Any
 HERE = Path(__file__).parent / "results"
 PICTURES = (1_000_000, 10_000_000, 100_000_000)
 CLASSES = (1_000, 10_000, 100_000, 1_000_000)
-DIM, EPOCHS, CORES = 512, 10, 64
-"""Of the embeddings; of training that starts from a model; in the cluster that indexes."""
+DIM, EPOCHS, CORES, SEARCHING = 512, 10, 64, 2
+"""Of embeddings; of training that starts from a model; cores of the cluster that indexes, of the one that searches."""
+HOURS = 730
+"""In a month."""
 GIB = 2**30
 
 
@@ -26,6 +28,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--core-hour", type=float, default=0.04)
     parser.add_argument("--gpu-hour", type=float, default=3.0)
+    parser.add_argument("--memory-hour", type=float, default=0.005, help="of one GiB")
     parser.add_argument("--gib-month", type=float, default=0.023)
     given = parser.parse_args()
     constants = measured()
@@ -35,7 +38,7 @@ def main() -> None:
         "record and lists, GiB",
         f"decode and embed on {CORES} cores",
         "write the lists",
-        "memory for all lists, GiB",
+        "a machine that searches from memory",
         "read per query, MiB (1,000 classes)",
         f"{EPOCHS} epochs of ResNet-50 at 32 pixels, one H200",
         "once, $",
@@ -76,17 +79,19 @@ def row(constants: dict[str, float], pictures: int, prices: Any) -> list[Any]:
     embedding = pictures / constants["pictures_per_core_second"] / CORES
     writing = pictures * 4 * DIM / constants["list_bytes_written_per_second"]
     training = EPOCHS * pictures / constants["training_images_per_second"]
+    # All lists and a GiB for the process, in the sizes that machines come in.
+    memory = 2 ** math.ceil(math.log2(1 + pictures * 4 * DIM / GIB))
     once = (embedding * CORES + writing * 2) / 3600 * prices.core_hour + training / 3600 * prices.gpu_hour
     return [
         f"{pictures:,}",
         rounded(disk),
         lasting(embedding),
         lasting(writing),
-        rounded(pictures * 4 * DIM / GIB),
+        f"{SEARCHING} cores, {memory:,} GiB",
         rounded(pictures / 1_000 * 4 * DIM / 2**20),
         lasting(training),
         rounded(once),
-        rounded(disk * prices.gib_month),
+        rounded(disk * prices.gib_month + HOURS * (SEARCHING * prices.core_hour + memory * prices.memory_hour)),
     ]
 
 
