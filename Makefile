@@ -3,13 +3,14 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test lint bench soak clean
+.PHONY: demo test lint bench soak docs wheel clean
 
 demo: $(VENV)/.core
 	$(BIN)/kedge demo
 
 test: $(VENV)/.dev
-	$(BIN)/pytest -m "not soak"
+	$(BIN)/pytest -m "not soak and not alone" -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest -m "alone and not soak"
 
 soak: $(VENV)/.dev
 	$(BIN)/pytest
@@ -23,9 +24,21 @@ lint: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/exact_map.py
+	$(BIN)/python benchmarks/embedding.py
+
+docs: $(VENV)/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# What is released, tried as a stranger would: in an environment of its own, from a folder of its own.
+wheel: $(VENV)/.dev
+	rm -rf dist build
+	$(BIN)/python -m build
+	$(PYTHON) -m venv build/stranger
+	build/stranger/bin/python -m pip install dist/kedge-*.whl
+	cd "$$(mktemp -d)" && $(CURDIR)/build/stranger/bin/kedge demo
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info
+	rm -rf $(VENV) build dist site src/*.egg-info
 
 # A stamp per set of dependencies: nothing is installed, let alone downloaded, twice.
 $(VENV)/.core: pyproject.toml | $(BIN)/python

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,14 +9,24 @@ import numpy as np
 import pytest
 import torch
 
-torch.set_num_threads(2)
+# Workers side by side take a core each, and so does what they start: threads that wait for each other would only wait.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ["OMP_NUM_THREADS"] = "1"
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 2)))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What starts processes takes longest, and begins first, so that workers side by side end together."""
+    long = {"training", "reproduce", "scale", "cli", "serving"}
+    items.sort(key=lambda item: long.isdisjoint(item.path.relative_to(config.rootpath).parts))
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Tests leave the user's cache of datasets alone."""
+    """Tests leave the user's caches alone."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KEDGE_DATA", str(tmp_path_factory.mktemp("data")))
+        patch.setenv("KEDGE_TIMINGS", str(tmp_path_factory.mktemp("timings")))
         yield
 
 

@@ -21,6 +21,7 @@ GROUPS = {
 NEEDED = {
     "arrays": ["dataset.path=x.npz"],
     "folder": ["dataset.path=photos"],
+    "stored": ["dataset.path=kept.npy"],
     "timm": ["encoder.name=timm:test_resnet.r160_in1k"],
     "swin_t": ["encoder.weights=null"],  # the weights cannot be downloaded in a test
     "metric_learning": ["loss.loss=NTXentLoss"],
@@ -31,14 +32,27 @@ def options(group: str) -> list[str]:
     return GROUPS[group]
 
 
+def needed(name: str, group: str) -> list[str]:
+    """What a configuration leaves to its user; two groups have one called huggingface."""
+    if name == "huggingface":
+        return ["encoder.name=hf:nobody/nothing"] if group == "encoder" else ["dataset.path=nobody/nothing"]
+    return NEEDED.get(name, [])
+
+
 def test_no_group_is_forgotten() -> None:
-    assert set(GROUPS) == {"dataset", "encoder", "experiment", "loss", "recipe", "trainer"}
+    assert set(GROUPS) == {"dataset", "encoder", "experiment", "logger", "loss", "recipe", "trainer"}
     assert sorted(path.name for path in ROOT.glob("*.yaml")) == ["reproduce.yaml", "train.yaml"]
 
 
 @pytest.mark.parametrize("name", options("encoder"))
-def test_encoder(name: str) -> None:
-    config = compose([f"encoder={name}", *NEEDED.get(name, [])])
+def test_encoder(name: str, tmp_path: Path) -> None:
+    if name == "huggingface":
+        import transformers
+
+        sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+        transformers.ViTModel(transformers.ViTConfig(image_size=64, **sizes)).save_pretrained(tmp_path)
+    given = [f"encoder.name=hf:{tmp_path}"] if name == "huggingface" else NEEDED.get(name, [])
+    config = compose([f"encoder={name}", *given])
     size = 224 if name == "swin_t" else 64
     encoder = build(config.encoder, head="bounded", image_size=size)
     assert isinstance(encoder, Encoder)
@@ -57,7 +71,7 @@ def test_loss(name: str) -> None:
 @pytest.mark.parametrize("encoder", options("encoder"))
 @pytest.mark.parametrize("name", options("recipe"))
 def test_recipe(name: str, encoder: str) -> None:
-    config = compose([f"recipe={name}", f"encoder={encoder}", *NEEDED.get(encoder, [])])
+    config = compose([f"recipe={name}", f"encoder={encoder}", *needed(encoder, "encoder")])
     recipe = Settings.from_config(config).recipe
     assert recipe.name == name
     images = torch.randint(256, (2, 3, 16, 16), dtype=torch.uint8)
@@ -71,7 +85,7 @@ def test_dataset(name: str, stripes: Path, tmp_path: Path, monkeypatch: pytest.M
 
     from hydra.utils import get_object
 
-    node = compose([f"dataset={name}", *NEEDED.get(name, [])]).dataset
+    node = compose([f"dataset={name}", *needed(name, "dataset")]).dataset
     loader = get_object(node["_target_"])
     given = {key: value for key, value in node.items() if key != "_target_"}
     inspect.signature(loader).bind(**given)
@@ -91,6 +105,13 @@ def test_experiment(name: str) -> None:
 @pytest.mark.parametrize("name", options("trainer"))
 def test_trainer(name: str) -> None:
     assert Settings.from_config(compose([f"trainer={name}"])).trainer.accelerator == "auto"
+
+
+@pytest.mark.parametrize("name", options("logger"))
+def test_logger(name: str) -> None:
+    asked = Settings.from_config(compose([f"logger={name}"])).logger
+    found = {key for key in vars(asked) if getattr(asked, key) is not None}
+    assert found == {"auto": {"tensorboard"}, "none": set()}.get(name, {name})
 
 
 @pytest.mark.parametrize("overlay", sorted(ROOT.glob("recipe/*/*.yaml")), ids=lambda path: path.stem)

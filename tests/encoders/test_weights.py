@@ -18,6 +18,8 @@ import torchvision
 
 from kedge.encoders import build_encoder, fetch_weights, published
 from kedge.errors import WeightsError
+from kedge.images import Preprocessing
+from kedge.model import Model
 
 
 @pytest.fixture(scope="module")
@@ -246,3 +248,16 @@ def test_weights_that_are_not_published(hub: Path) -> None:
         build_encoder("resnet18", weights="IMAGENET22K")
     with pytest.raises(WeightsError, match="default"):
         build_encoder("timm:resnet18", weights="IMAGENET1K_V1")
+
+
+@pytest.mark.parametrize("inside", ["model", ""], ids=["run", "model"])
+@pytest.mark.parametrize("stem", ["small", "imagenet"])
+def test_a_model_of_our_own_is_something_to_start_from(stem: str, inside: str, tmp_path: Path) -> None:
+    encoder = build_encoder("resnet10", dim=4, stem=stem)
+    model = Model(encoder, anchors=None, classes=[], preprocessing=Preprocessing(size=32))
+    model.save(tmp_path / "first" / inside)
+    again = build_encoder("resnet10", dim=7, weights=tmp_path / "first", image_size=32)
+    assert again.stem == stem
+    assert again.dim == 7
+    for name, value in encoder.backbone.state_dict().items():
+        assert torch.equal(again.backbone.state_dict()[name], value)

@@ -195,7 +195,9 @@ def test_a_stop_under_load_loses_no_request(own_gallery: Path, serving: Serving,
     for searcher in searchers:
         for _, status, said in searcher.answers:
             if status == 200:
-                assert len(said["searches"][0]["hits"]) == 5
+                hits = said["searches"][0]["hits"]
+                # The list that is being written may hold fewer.
+                assert len(hits) == 5 or {hit["label"] for hit in hits} == {"new"}
             else:
                 assert status in BUSY
                 assert said["error"].endswith(".")

@@ -6,7 +6,22 @@ import sys
 
 import typer
 
-from kedge.cli import audit, demo, evaluate, index, info, optimize, remove, reproduce, search, serve, train
+from kedge.cli import (
+    audit,
+    demo,
+    evaluate,
+    export,
+    import_,
+    index,
+    info,
+    optimize,
+    remove,
+    reproduce,
+    sample,
+    search,
+    serve,
+    train,
+)
 from kedge.errors import KedgeError
 
 __all__ = ["app", "main"]
@@ -18,7 +33,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for verb in (train, evaluate, demo, index, search, remove, info, optimize, audit, serve, reproduce):
+_LIFE = (train, evaluate, index, search, remove, info, optimize, audit, serve, export, import_)
+for verb in (*_LIFE, reproduce, demo, sample):
     verb.register(app)
 
 

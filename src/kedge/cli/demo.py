@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from kedge.datasets import Dataset, Pictures
+    from kedge.datasets import Dataset
     from kedge.model import Model
 
 __all__ = ["register"]
@@ -68,31 +68,11 @@ def _command() -> str:
 
 
 def _build_gallery(folder: Path, model: Model, dataset: Dataset) -> None:
+    from kedge.datasets.files import write_pictures
     from kedge.gallery import Gallery
 
     gallery = Gallery.create(folder / "gallery", model, thumbnails=64)
-    gallery.add(*_as_files(folder / "pictures", dataset.train, dataset.classes, _SHELF))
-    queries, _ = _as_files(folder / "queries", dataset.test, dataset.classes, _SHELF // 10)
+    gallery.add(*write_pictures(folder / "pictures", dataset.train, dataset.classes, _SHELF))
+    queries, _ = write_pictures(folder / "queries", dataset.test, dataset.classes, _SHELF // 10)
     gallery.calibrate(queries)
     gallery.optimize()
-
-
-def _as_files(
-    folder: Path, pictures: Pictures, classes: tuple[str, ...], most: int
-) -> tuple[list[Path], list[str | None]]:
-    """The first pictures of each class as files, with their labels."""
-    import numpy as np
-    from PIL import Image
-
-    files: list[Path] = []
-    labels: list[str | None] = []
-    for label, name in enumerate(classes):
-        own = folder / name.replace("/", "-")
-        own.mkdir(parents=True, exist_ok=True)
-        rows = np.flatnonzero(np.asarray(pictures.labels) == label)[:most]
-        images, _ = pictures.__getitems__(rows.tolist())
-        for number, image in enumerate(images):
-            files.append(own / f"{number:03d}.png")
-            Image.fromarray(image.permute(1, 2, 0).numpy()).save(files[-1])
-            labels.append(name)
-    return files, labels

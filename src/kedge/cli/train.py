@@ -28,11 +28,11 @@ def train(
 ) -> None:
     """Train an encoder around class anchors.
 
-    kedge train photos/                                pictures in class folders
+    kedge train photos/                                 pictures in class folders
 
-    kedge train dataset=cifar100 loss=cam recipe=kedge a dataset by name
+    kedge train dataset=cifar100 loss=cam recipe=kedge  a dataset by name
 
-    kedge train recipe.epochs=20 seed=1,2,3 -m         overrides and sweeps (Hydra)
+    kedge train recipe.epochs=20 seed=1,2,3 -m          overrides and sweeps (Hydra)
 
     kedge train trainer.devices=4                      four processes; also under torchrun
     """

@@ -10,14 +10,16 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
+from PIL import Image
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -27,7 +29,9 @@ from kedge.errors import DataError, PictureError
 from kedge.files import whole_file
 from kedge.images import Preprocessing, read_picture
 
-__all__ = ["Decoded", "decode"]
+__all__ = ["Decoded", "check_room", "decode", "decode_each"]
+
+T = TypeVar("T")
 
 _VERSION = 1
 """Part of every array's name: raise it when the same files would decode to other pixels."""
@@ -91,12 +95,11 @@ def _load(array: Path, names: list[str], size: int) -> tuple[np.ndarray, dict[st
 
 def _write(array: Path, names: list[str], files: Sequence[Path], size: int) -> None:
     shape = (len(files), 3, size, size)
-    if (needed := int(np.prod(shape))) > (free := shutil.disk_usage(array.parent).free):
-        raise OSError(f"{needed / 2**30:.1f} GiB are needed, {free / 2**30:.1f} GiB are free")
+    check_room(array.parent, shape)
     skipped: list[tuple[str, str]] = []
     with whole_file(array) as stream:
         np.lib.format.write_array_header_1_0(stream, {"descr": "|u1", "fortran_order": False, "shape": shape})
-        for name, pixels in zip(names, _decoded(files, size), strict=True):
+        for name, pixels in zip(names, decode_each(files, size, read_picture), strict=True):
             if isinstance(pixels, str):
                 skipped.append((name, pixels))
                 pixels = np.zeros(shape[1:], np.uint8)
@@ -107,25 +110,31 @@ def _write(array: Path, names: list[str], files: Sequence[Path], size: int) -> N
             note.write(json.dumps(notes, indent=1).encode())
 
 
-def _decoded(files: Sequence[Path], size: int) -> Iterator[np.ndarray | str]:
-    """Pixels of each file, or the reason why there are none; a bounded number at a time, in threads."""
+def check_room(folder: Path, shape: tuple[int, ...]) -> None:
+    """Raise an OSError if an array of so many bytes has no room on the folder's disk."""
+    if (needed := int(np.prod(shape))) > (free := shutil.disk_usage(folder).free):
+        raise OSError(f"{needed / 2**30:.1f} GiB are needed, {free / 2**30:.1f} GiB are free")
+
+
+def decode_each(pictures: Sequence[T], size: int, read: Callable[[T], Image.Image]) -> Iterator[np.ndarray | str]:
+    """Pixels of each picture, or the reason why there are none; a bounded number at a time, in threads."""
     preprocessing = Preprocessing(size=size)
 
-    def pixels(file: Path) -> np.ndarray | str:
+    def pixels(picture: T) -> np.ndarray | str:
         try:
-            return preprocessing.to_pixels(read_picture(file))
+            return preprocessing.to_pixels(read(picture))
         except PictureError as error:
-            return str(error).removeprefix(f"{file} ")
+            return str(error).removeprefix(f"{picture} ")
 
     workers = min(16, (os.cpu_count() or 1) + 1)
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    remaining = iter(files)
+    remaining = iter(pictures)
     with (
         ThreadPoolExecutor(workers) as pool,
         Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress,
     ):
-        task = progress.add_task("decoding pictures", total=len(files))
+        task = progress.add_task("decoding pictures", total=len(pictures))
         while batch := list(islice(remaining, 32 * workers)):
             for result in pool.map(pixels, batch):
                 yield result

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 from torch import nn
 from torchvision.models import ResNet, resnet18, resnet50, resnet101, swin_t
 from torchvision.models.resnet import BasicBlock
 
+from kedge.encoders.huggingface import HF, HuggingFaceNetwork, fetch_folder, import_transformers
 from kedge.errors import ConfigError
 
 __all__ = ["NAMES", "STEMS", "TIMM", "Backbone", "build_backbone", "check_name", "import_timm", "timm_model"]
@@ -30,7 +32,7 @@ _RESNETS: dict[str, Callable[[], ResNet]] = {
     "resnet50": resnet50,
     "resnet101": resnet101,
 }
-NAMES = (*_RESNETS, "swin_t", TIMM + "<model>")
+NAMES = (*_RESNETS, "swin_t", TIMM + "<model>", HF + "<model>")
 
 
 @dataclass(frozen=True)
@@ -42,10 +44,19 @@ class Backbone:
     stem: str
     classifier: tuple[str, ...]
     """Where pretrained files keep the classifier that was cut off."""
+    config: Mapping[str, Any] | None = None
+    """What builds the network again, where its name alone does not."""
 
 
-def build_backbone(name: str, *, stem: str = "imagenet", image_size: int | None = None) -> Backbone:
-    """The backbone called ``name``, with random weights."""
+def build_backbone(
+    name: str,
+    *,
+    stem: str = "imagenet",
+    image_size: int | None = None,
+    config: Mapping[str, Any] | None = None,
+    width: int | None = None,
+) -> Backbone:
+    """The backbone called ``name``, with random weights; one of Hugging Face's, of ``config`` where that is known."""
     check_name(name)
     if stem not in STEMS:
         raise ConfigError(f"stem must be one of {', '.join(STEMS)}; found {stem!r}.")
@@ -55,6 +66,8 @@ def build_backbone(name: str, *, stem: str = "imagenet", image_size: int | None 
         raise ConfigError(f"stem {stem!r} is for ResNets only; found encoder {name}: leave stem at auto.")
     if name.startswith(TIMM):
         return _build_timm(name, image_size)
+    if name.startswith(HF):
+        return _build_huggingface(name, image_size, config, width)
     return _build_swin(image_size)
 
 
@@ -62,6 +75,8 @@ def check_name(name: str) -> None:
     """Refuse a name no backbone has."""
     if name.startswith(TIMM):
         timm_model(name)
+    elif name.startswith(HF) and name != HF:
+        import_transformers()
     elif name not in NAMES:
         raise ConfigError(f"encoder must be one of {', '.join(NAMES)}; found {name!r}.")
 
@@ -101,6 +116,15 @@ def _build_timm(name: str, image_size: int | None) -> Backbone:
     classifier = settings.get("classifier") or ()
     classifier = (classifier,) if isinstance(classifier, str) else tuple(classifier)
     return Backbone(network, width, "imagenet", classifier)
+
+
+def _build_huggingface(
+    name: str, image_size: int | None, config: Mapping[str, Any] | None, width: int | None
+) -> Backbone:
+    network = (
+        HuggingFaceNetwork(config) if config is not None else HuggingFaceNetwork.of(fetch_folder(name, weights=False))
+    )
+    return Backbone(network, width or network.width(image_size), "imagenet", (), network.config)
 
 
 def _check_size(name: str, image_size: int | None, *, wanted: int) -> None:

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from kedge.encoders.backbones import Backbone, build_backbone
 from kedge.encoders.heads import build_head
-from kedge.encoders.weights import load_weights
+from kedge.encoders.huggingface import shown_name
+from kedge.encoders.weights import load_weights, stem_of
 from kedge.errors import ConfigError
 
 __all__ = ["Encoder", "build_encoder"]
@@ -26,6 +27,7 @@ class Encoder(nn.Module):
         self.width = backbone.width
         self.stem = backbone.stem
         self.head_kind = head
+        self.config = backbone.config
         self.frozen = False
         self.backbone = backbone.network
         self.head = build_head(head, backbone.width, dim)
@@ -55,12 +57,14 @@ class Encoder(nn.Module):
     @property
     def spec(self) -> dict[str, Any]:
         """The architecture, ready for JSON; :meth:`from_spec` builds it again."""
-        return {"name": self.name, "dim": self.dim, "stem": self.stem, "head": self.head_kind}
+        said = {"name": self.name, "dim": self.dim, "stem": self.stem, "head": self.head_kind}
+        return said if self.config is None else {**said, "width": self.width, "config": self.config}
 
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any]) -> Self:
         """The architecture that ``spec`` describes, with random weights."""
-        backbone = build_backbone(spec["name"], stem=spec["stem"])
+        known = {key: spec[key] for key in ("config", "width") if key in spec}
+        backbone = build_backbone(spec["name"], stem=spec["stem"], **known)
         return cls(spec["name"], backbone, dim=_checked_dim(spec["dim"]), head=spec["head"])
 
 
@@ -76,16 +80,18 @@ def build_encoder(
     """Build an encoder.
 
     Args:
-        name: ``resnet10``, ``resnet18``, ``resnet50``, ``resnet101``, ``swin_t`` or ``timm:<model>``.
+        name: ``resnet10``, ``resnet18``, ``resnet50``, ``resnet101``, ``swin_t``, ``timm:<model>``, or a vision model
+            of Hugging Face: ``hf:<organisation>/<model>`` or ``hf:<folder>``.
         dim: size of the embedding; by default the width of the backbone.
         stem: how a ResNet begins. ``imagenet``: 7 x 7, stride 2, then max-pooling; ``small``: 3 x 3,
             stride 1, no max-pooling; ``auto``: ``small`` for pictures of up to 64 pixels trained from scratch,
             otherwise ``imagenet``.
         head: ``none`` (the pooled features themselves), ``linear``, ``bounded`` (for CAM), or ``unit`` (a linear
             layer, then divided by the length: for losses of cosines).
-        weights: ``None`` (random), ``default``, a torchvision name such as ``IMAGENET1K_V1``, or a file
-            (``.pth``, ``.pt``, ``.safetensors``). A ``small`` stem keeps its first
-            convolution random, since the pretrained one has another shape.
+        weights: ``None`` (random), ``default``, a torchvision name such as ``IMAGENET1K_V1``, a file
+            (``.pth``, ``.pt``, ``.safetensors``), or the folder of a model or run of Kedge's own; for Hugging Face's,
+            ``default`` or a folder. A ``small`` stem keeps its first convolution random where the pretrained one has
+            another shape.
         image_size: side of the pictures, where it is known.
 
     >>> encoder = build_encoder("resnet10", dim=64, image_size=32)
@@ -93,9 +99,9 @@ def build_encoder(
     ('small', 512, 64)
     """
     if weights is not None and stem == "auto":
-        stem = "imagenet"
+        stem = stem_of(weights)
     backbone = build_backbone(name, stem=stem, image_size=image_size)
-    encoder = Encoder(name, backbone, dim=_checked_dim(backbone.width if dim is None else dim), head=head)
+    encoder = Encoder(shown_name(name), backbone, dim=_checked_dim(backbone.width if dim is None else dim), head=head)
     if weights is not None:
         load_weights(name, backbone, weights)
     return encoder

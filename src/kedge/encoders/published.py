@@ -1,27 +1,27 @@
-"""Published weights: where the files of torchvision and timm are, on this machine or on the network."""
+"""Published weights: where the files of torchvision, timm and Hugging Face are, on this machine or on the network."""
 
 from __future__ import annotations
 
 import re
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
+from typing import Any
 
 import torch
 from torchvision.models import get_model_weights
 
+from kedge.encoders import huggingface
 from kedge.encoders.backbones import TIMM, check_name, import_timm, timm_model
+from kedge.encoders.huggingface import HF
+from kedge.encoders.network import CONNECT_SECONDS, reach
 from kedge.errors import WeightsError
 
-__all__ = ["fetch_weights"]
+__all__ = ["DEFAULT", "fetch_weights", "published_settings"]
 
 DEFAULT = ("default", "imagenet")
-CONNECT_SECONDS = 5.0
 STALL_SECONDS = 30.0
 
 
@@ -75,16 +75,21 @@ class _HuggingFaceFile:
 def fetch_weights(
     name: str, weights: str = "default", *, timeout: float = CONNECT_SECONDS, progress: bool = True
 ) -> Path:
-    """The file with the pretrained weights of encoder ``name``, downloaded and verified if need be.
+    """The file (of ``hf:`` models the folder) with encoder ``name``'s weights, downloaded and verified if need be.
 
     Where no server answers within ``timeout`` seconds, a ``WeightsError`` says so.
     """
+    if name.startswith(HF):
+        check_name(name)
+        if weights.lower() not in DEFAULT:
+            raise _unknown(name, weights, DEFAULT)
+        return huggingface.fetch_folder(name, timeout=timeout)
     source = _published(name, weights)
     cached = source.cached()
     if cached is not None:
         return cached
     try:
-        _reach(source.url, timeout)
+        reach(source.url, timeout)
         return source.download(progress=progress)
     except Exception as error:  # the network and the hubs raise errors of many kinds; all mean the same here
         reason = str(error).strip().split("\n")[0] or type(error).__name__
@@ -93,6 +98,20 @@ def fetch_weights(
             "fetch that file elsewhere and pass encoder.weights=FILE, "
             "or pass encoder.weights=null to train from scratch."
         ) from error
+
+
+def published_settings(name: str) -> dict[str, Any]:
+    """What the published weights of encoder ``name`` were trained with, as far as it says so.
+
+    ``mean``, ``std``, ``input_size`` and ``interpolation``, as timm calls them.
+    """
+    check_name(name)
+    if name.startswith(HF):
+        return huggingface.published_settings(name)
+    if not name.startswith(TIMM):
+        return {}
+    found = import_timm().models.get_pretrained_cfg(timm_model(name))
+    return {} if found is None else dict(found.to_dict())
 
 
 def _published(name: str, weights: str) -> _HubFile | _HuggingFaceFile:
@@ -125,29 +144,6 @@ def _unknown(name: str, weights: str, valid: tuple[str, ...]) -> WeightsError:
     return WeightsError(
         f"encoder.weights {weights!r} is neither a file nor one of {', '.join(valid)} for encoder {name}."
     )
-
-
-def _reach(url: str, timeout: float) -> None:
-    """Raise unless a server answers within ``timeout`` seconds, whatever it says."""
-    outcome: list[Exception | None] = []
-
-    def ask() -> None:
-        try:
-            urlopen(Request(url, method="HEAD"), timeout=timeout).close()
-            outcome.append(None)
-        except HTTPError:
-            outcome.append(None)
-        except Exception as error:
-            outcome.append(error)
-
-    # In a thread, because looking up a host name heeds no timeout and can hang for minutes.
-    asker = threading.Thread(target=ask, daemon=True)
-    asker.start()
-    asker.join(timeout)
-    if not outcome:
-        raise TimeoutError(f"no answer within {timeout:g} seconds")
-    if outcome[0] is not None:
-        raise outcome[0]
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import safetensors.torch
@@ -9,17 +10,23 @@ import torch
 from torch import Tensor
 
 from kedge.encoders.backbones import Backbone
+from kedge.encoders.huggingface import HuggingFaceNetwork
 from kedge.encoders.published import fetch_weights
 from kedge.errors import WeightsError
 
-__all__ = ["fit_weights", "load_weights", "read_weights"]
+__all__ = ["fit_weights", "load_weights", "read_weights", "stem_of"]
 
 _SHOWN = 3
+_OF_A_MODEL = "encoder.backbone."
+"""How the tensors of a backbone are called in a model's file."""
 
 
 def load_weights(name: str, backbone: Backbone, weights: str | Path) -> None:
-    """Load pretrained weights, published ones by name or a local file, into ``backbone``."""
-    path = Path(weights).expanduser()
+    """Load pretrained weights, published ones by name, a local file or a model of Kedge's, into ``backbone``."""
+    path = _inside_a_model(Path(weights).expanduser())
+    if isinstance(backbone.network, HuggingFaceNetwork) and not path.is_file():
+        backbone.network.load(path if path.is_dir() else fetch_weights(name, str(weights)))
+        return
     if isinstance(weights, str) and not path.suffix and not path.is_file():
         path = fetch_weights(name, weights)
     fit_weights(name, backbone, read_weights(path), path)
@@ -41,7 +48,23 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         ) from error
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise WeightsError(f"weights file {path} does not hold a state dict (names and their tensors).")
-    return state
+    of_a_model = {key.removeprefix(_OF_A_MODEL): value for key, value in state.items() if key.startswith(_OF_A_MODEL)}
+    return of_a_model or state
+
+
+def _inside_a_model(path: Path) -> Path:
+    """The weights of a model's folder, or of the one that a run left; any other path as it is."""
+    inside = (folder / "weights.safetensors" for folder in (path, path / "model") if (folder / "model.json").is_file())
+    return next(inside, path)
+
+
+def stem_of(weights: str | Path) -> str:
+    """The stem that a model of Kedge's was trained with; of all other weights, the usual one."""
+    about = _inside_a_model(Path(weights).expanduser()).with_name("model.json")
+    try:
+        return str(json.loads(about.read_bytes())["encoder"]["stem"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return "imagenet"
 
 
 def fit_weights(name: str, backbone: Backbone, state: dict[str, Tensor], source: Path) -> None:

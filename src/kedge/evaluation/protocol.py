@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kedge.datasets import Dataset, Pictures
+from kedge.datasets import Dataset, Pictures, as_dataset, is_given
 from kedge.errors import ConfigError, DataError
 from kedge.evaluation.report import METRICS, Report
 from kedge.evaluation.routing import route
@@ -78,13 +78,17 @@ def evaluate_embeddings(
     )
 
 
-def evaluate(model: Model, dataset: Dataset, *, batch_size: int | None = None, limit: int | None = None) -> Report:
+def evaluate(model: Model, dataset: Any, *, batch_size: int | None = None, limit: int | None = None) -> Report:
     """Embed the training set as gallery and the test set as queries, and score the model on its device.
 
+    ``dataset`` is one of ``kedge.datasets``, a map-style dataset of PyTorch, or a Hugging Face ``Dataset`` or
+    ``DatasetDict``; of one without a test split, the share that training leaves out by default.
     ``batch_size`` is the device's business if None. ``limit`` takes that many queries, spread evenly over the test
     set; the gallery stays whole. In a process group of torch.distributed all processes must call this: each embeds
     and ranks a share, and all return the same report.
     """
+    if isinstance(model, Model) and is_given(dataset):
+        dataset = as_dataset(dataset, most=model.preprocessing.size or 224, classes=model.classes)
     if not isinstance(model, Model) or not isinstance(dataset, Dataset):
         raise ConfigError(
             f"evaluate takes a Model (Model.load) and a Dataset (kedge.datasets), found {type(model).__name__} and "

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kedge.datasets.given import sources_of
+from kedge.datasets.sources import Source
+from kedge.errors import ConfigError, PictureError
 from kedge.gallery.pictures import Batch, Known, is_text, read_ahead
 from kedge.gallery.record import Record
 from kedge.model import Model
 
-__all__ = ["Added", "Adding", "known_items"]
+__all__ = ["Added", "Adding", "StoredPicture", "known_items", "pictures_of"]
 
 _BATCH = 64
 
@@ -47,7 +52,7 @@ class Adding:
 
     def add(
         self,
-        files: Sequence[Path],
+        files: Sequence[Any],
         labels: Sequence[str | None],
         metadata: Mapping[str, Sequence[Any]],
         every: int,
@@ -97,7 +102,7 @@ class Adding:
         self,
         batch: Batch,
         first: int,
-        files: Sequence[Path],
+        files: Sequence[Any],
         labels: Sequence[str | None],
         metadata: Mapping[str, Sequence[Any]],
     ) -> dict[str, Any]:
@@ -111,6 +116,61 @@ class Adding:
         if self._thumbnails:
             columns["thumbnail"] = batch.thumbnails
         return columns | {name: [values[row] for row in batch.rows] for name, values in metadata.items()}
+
+
+@dataclass(frozen=True)
+class StoredPicture:
+    """A picture of a dataset in the place of a file: under this name, with what the file would hold."""
+
+    source: Source
+    row: int
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+    def read_bytes(self) -> bytes:
+        """What the file would hold; an OSError where it cannot be had."""
+        try:
+            return self.source.content(self.row)
+        except PictureError as error:
+            raise OSError(str(error)) from error
+
+
+def pictures_of(
+    given: Any, labels: Sequence[str | None] | None = None
+) -> tuple[list[Path | StoredPicture], list[str | None]]:
+    """The pictures of a PyTorch or Hugging Face dataset, all splits of it, and the class of each.
+
+    Those that come from files are these files. The others get names that change with their content: of two datasets
+    with one name, neither must replace the other's pictures.
+    """
+    files: list[Path | StoredPicture] = []
+    names: list[str | None] = []
+    for source in sources_of(given):
+        names += map(source.name_of, source.labels())
+        identity = source.identity
+        version = None if identity is None else _digest(repr(identity).encode())
+        for row in range(len(source)):
+            path = source.path(row)
+            stored = StoredPicture(source, row, f"{source.name}-{version}/{row}")
+            if version is None and path is None:
+                stored = StoredPicture(source, row, f"{source.name}/{_content_digest(stored)}")
+            files.append(Path(path) if path is not None else stored)
+    if labels is not None and len(labels) != len(files):
+        raise ConfigError(f"labels must have {len(files)} entries, one per picture, found {len(labels)}.")
+    return files, names if labels is None else list(labels)
+
+
+def _content_digest(picture: StoredPicture) -> str:
+    try:
+        return _digest(picture.read_bytes())
+    except OSError:  # adding it will say why
+        return str(picture.row)
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def known_items(record: Record, files: Sequence[str | Path]) -> tuple[dict[str, Known], list[int]]:

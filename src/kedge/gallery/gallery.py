@@ -13,8 +13,9 @@ import pyarrow as pa
 from filelock import FileLock, Timeout
 from PIL import Image
 
+from kedge.datasets import is_given
 from kedge.errors import ConfigError, GalleryError
-from kedge.gallery.adding import Added, Adding
+from kedge.gallery.adding import Added, Adding, pictures_of
 from kedge.gallery.anchors import Anchors
 from kedge.gallery.calibration import Calibration, fetch_calibration, load_calibration, save_calibration
 from kedge.gallery.folder import (
@@ -208,15 +209,16 @@ class Gallery:
 
     def add(
         self,
-        source: str | Path | Sequence[str | Path],
+        source: Any,
         labels: Sequence[str | None] | None = None,
         *,
         metadata: Mapping[str, Sequence[Any]] | None = None,
         commit_every: int | None = None,
         progress: Callable[[Added], None] | None = None,
     ) -> Added:
-        """Add pictures: a file, several, or a folder, whose first-level folders are labels.
+        """Add pictures: a file, several, a folder, whose first-level folders are labels, or a labelled dataset.
 
+        A dataset is a map-style one of PyTorch, a Hugging Face `Dataset` or `DatasetDict`, or a dictionary of such.
         What is there already (same path, same content) is left out; a picture that cannot be read is reported in
         the result and is not fatal. Returns the ids of what was added: all of them are there or, after a kill, none;
         with `commit_every`, those that were complete when it came. `progress` is called as the work goes on.
@@ -225,7 +227,7 @@ class Gallery:
             raise ConfigError(f"{self.place} was made without a model: use add_embeddings.")
         if commit_every is not None and commit_every < 1:
             raise ConfigError(f"commit_every must be at least 1, found {commit_every}.")
-        files, names = listed(source, labels)
+        files, names = pictures_of(source, labels) if is_given(source) else listed(source, labels)
         columns = _checked_metadata(metadata, len(files))
         adding = Adding(self._record, self.model, self.thumbnails, progress or (lambda _: None))
         with self.writing():

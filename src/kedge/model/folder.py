@@ -22,7 +22,7 @@ from torch import Tensor
 
 from kedge.errors import ModelError
 
-__all__ = ["read_folder", "write_folder"]
+__all__ = ["described", "kedge_version", "read_folder", "write_folder"]
 
 FORMAT = 1
 KIND = "kedge-model"
@@ -35,7 +35,7 @@ def write_folder(path: str | Path, description: dict[str, Any], tensors: dict[st
     target = Path(path).expanduser().resolve()
     _check_replaceable(target)
     weights = safetensors.torch.save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()})
-    head = {"kind": KIND, "format": FORMAT, "kedge": _kedge_version()}
+    head = {"kind": KIND, "format": FORMAT, "kedge": kedge_version()}
     file = {"file": _WEIGHTS, "bytes": len(weights), "sha256": hashlib.sha256(weights).hexdigest()}
     text = json.dumps({**head, **description, "weights": file}, indent=2, ensure_ascii=False) + "\n"
     staging = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.saving")
@@ -64,6 +64,14 @@ def read_folder(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             f"this kedge reads versions up to {FORMAT}: upgrade kedge."
         )
     return description, _read_weights(folder, description)
+
+
+def described(path: str | Path) -> dict[str, Any] | None:
+    """What a model's folder says of itself, or that of the one inside a run folder; None where there is no model."""
+    try:
+        return _read_description(_locate(Path(path).expanduser()))
+    except ModelError:
+        return None
 
 
 def _locate(path: Path) -> Path:
@@ -174,7 +182,8 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _kedge_version() -> str:
+def kedge_version() -> str:
+    """That of the installed package."""
     try:
         return version("kedge")
     except PackageNotFoundError:

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from kedge.encoders import Encoder
 from kedge.errors import ConfigError, ModelError
 from kedge.images import Preprocessing
+from kedge.model import hub
+from kedge.model.engines import Engines
 from kedge.model.folder import read_folder, write_folder
 from kedge.model.pictures import Picture, pixel_batches
 
@@ -58,6 +60,7 @@ class Model:
         loss: str = "cam",
     ) -> None:
         self.encoder = encoder
+        self._engines = Engines()
         self.classes = tuple(classes)
         self.preprocessing = preprocessing
         self.loss = loss
@@ -99,6 +102,36 @@ class Model:
             self.classifier = (weight.to(place), bias.to(place))
         return self
 
+    @property
+    def engine(self) -> str:
+        """What runs the encoder on a CPU and why, in words; set it to choose.
+
+        `auto` (the default, unless `$KEDGE_ENGINE` says otherwise) takes the fastest way on this machine whose
+        embeddings are those of eager torch, within 1e-4 of their length; `kedge.model.engines` says how it is found.
+        `eager`, `channels_last`, `folded`, `folded_channels_last`, `fused`, `onnxruntime` and `compiled` are the ways
+        it chooses from. `bfloat16` is for those who can do with three digits.
+        """
+        return self._engines.describe(self.encoder)
+
+    @engine.setter
+    def engine(self, name: str) -> None:
+        self._engines = Engines(name)
+
+    def tune(self, batch_size: int = 1) -> str:
+        """Measure now how batches of that size are embedded fastest, where `auto` would wait for work to do.
+
+        It takes up to some minutes, once on a machine: the times are remembered. Returns `engine`.
+        """
+        side = self.preprocessing.size
+        if side is None or batch_size < 1:
+            found = f"batch_size {batch_size}" if side is not None else "preprocessing without a size"
+            raise ConfigError(f"tune needs a batch_size of at least 1 and pictures of one size; found {found}.")
+        pixels = torch.randint(256, (batch_size, 3, side, side), generator=torch.Generator().manual_seed(0))
+        with torch.inference_mode():
+            images = self.preprocessing.normalise(pixels.to(self.device))
+            self._engines.tune(self.encoder, images, mirror=self.preprocessing.mirror)
+        return self.engine
+
     def embed(self, images: Picture | Iterable[Picture], *, batch_size: int = 64) -> Tensor:
         """Embeddings of one or many pictures: N x n, float32, on the CPU (one picture: N = 1).
 
@@ -116,9 +149,13 @@ class Model:
         if pixels.dtype != torch.uint8 or pixels.ndim != 4 or pixels.shape[1] != 3:
             found = _by(pixels.shape)
             raise ConfigError(f"pixels must be uint8, B x 3 x H x W; found {pixels.dtype}, {found}.")
-        with _evaluating(self.encoder), torch.inference_mode():
+        mirror = self.preprocessing.mirror
+        with torch.inference_mode():
             images = self.preprocessing.normalise(pixels.to(self.device))
-            embeddings: Tensor = self.encoder(images, mirror=self.preprocessing.mirror)
+            if images.is_cpu and not self.encoder.training:
+                return self._engines.embed(self.encoder, images, mirror=mirror)
+            with _evaluating(self.encoder):
+                embeddings: Tensor = self.encoder(images, mirror=mirror)
         return embeddings
 
     def scores(self, embeddings: Tensor) -> Tensor:
@@ -173,9 +210,9 @@ class Model:
         write_folder(path, description, self._tensors())
 
     @classmethod
-    def load(cls, path: str | Path, device: str | torch.device = "auto") -> Self:
-        """Open a model folder, or a run folder that holds one; no code in it is run."""
-        place = _device(device)
+    def load(cls, path: str | Path, device: str | torch.device = "auto", engine: str | None = None) -> Self:
+        """Open a model folder, or a run folder that holds one; no code in it is run. ``engine`` as in `engine`."""
+        place, engines = _device(device), Engines(engine)
         description, tensors = read_folder(path)
         try:
             encoder = Encoder.from_spec(description["encoder"])
@@ -195,7 +232,53 @@ class Model:
         except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
             reason = " ".join(str(error).split())
             raise ModelError(f"model {path} cannot be opened, its parts do not fit together: {reason}") from error
+        model._engines = engines
         return model.to(place)
+
+    def save_pretrained(
+        self, path: str | Path, *, metrics: str | Path | None = None, license: str | None = None
+    ) -> None:
+        """Save as a folder that the Hugging Face Hub understands too, with a model card; ``load`` opens it.
+
+        A card that is there and other files stay as they are. ``metrics`` is a run's folder or its ``metrics.json``,
+        for the card.
+        """
+        hub.save_pretrained(self, path, metrics=metrics, license=license)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name_or_path: str | Path,
+        *,
+        revision: str | None = None,
+        cache_dir: str | Path | None = None,
+        token: str | bool | None = None,
+        device: str | torch.device = "auto",
+        engine: str | None = None,
+    ) -> Self:
+        """Open a model folder or ``user/repo`` of the Hugging Face Hub, of which only the model is fetched, once."""
+        return cls.load(hub.fetched(name_or_path, revision=revision, cache_dir=cache_dir, token=token), device, engine)
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        private: bool | None = None,
+        commit_message: str | None = None,
+        token: str | bool | None = None,
+        metrics: str | Path | None = None,
+        license: str | None = None,
+    ) -> str:
+        """Put the model and a card on the Hugging Face Hub as ``user/repo``, in one commit; returns its address."""
+        return hub.push_to_hub(
+            self,
+            repo_id,
+            private=private,
+            commit_message=commit_message,
+            token=token,
+            metrics=metrics,
+            license=license,
+        )
 
     def _tensors(self) -> dict[str, Tensor]:
         tensors = {f"encoder.{name}": tensor for name, tensor in self.encoder.state_dict().items()}

@@ -7,7 +7,7 @@ import gc
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,12 @@ from torch import Tensor
 
 from kedge.config.compose import CONFIG, DATASET, build, build_dataset, build_loss, load_config, loss_heads
 from kedge.datasets import Dataset, divide
-from kedge.encoders import Encoder
+from kedge.encoders import Encoder, published_settings
 from kedge.errors import ConfigError, DataError
 from kedge.images import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from kedge.losses import RetrievalLoss
 from kedge.model import Model
+from kedge.model.folder import described
 from kedge.processes import agreed, join_processes, leader_first, leads, started_together
 from kedge.training.callbacks import BEST, KEPT, LAST
 from kedge.training.compiling import AUTO, compiled
@@ -34,6 +35,7 @@ from kedge.training.ending import Interrupted, heard, stopped, told
 from kedge.training.features import cached_features, class_means
 from kedge.training.launching import launch
 from kedge.training.layout import ALONE, Layout, device_of, layout_of
+from kedge.training.loggers import check_loggers
 from kedge.training.module import RetrievalTraining
 from kedge.training.settings import Settings
 from kedge.training.step import Prepare, Step
@@ -76,6 +78,7 @@ def kept_epochs(folder: Path) -> Iterator[tuple[int, Model]]:
 def _run(config: Any, folder: Path, *, resume: bool) -> Model:
     """Train in this process, or in as many as the configuration asks for."""
     settings = Settings.from_config(config)
+    check_loggers(settings.logger)
     layout = layout_of(settings, resumed=resume)
     if layout.processes == 1 or started_together():
         return run_here(config, folder, layout, resume=resume)[1]
@@ -139,7 +142,8 @@ class _Run:
         with contextlib.nullcontext() if leads() else contextlib.redirect_stderr(None):
             self.dataset: Dataset = build_dataset(config.dataset)
         self.pictures, self.held_out = divide(self.dataset.train, self.split.holdout, self.split.shots, self.split.seed)
-        size = self.recipe.size or min(self.dataset.train.size)
+        published = self._published.get("input_size") if self.recipe.freeze else None
+        size = self.recipe.size or (published[-1] if published else min(self.dataset.train.size))
         self.encoder, self.loss = self._network(size)
         self.preprocessing = self._preprocessing(size)
         # A GPU's convolutions want the channels last.
@@ -209,12 +213,23 @@ class _Run:
         # Only what it was trained with: a frozen encoder was, elsewhere.
         seen = self.recipe.freeze or self.recipe.augmentation.flip
         mirror = self.recipe.mirror and self.dataset.flip and seen
+        weights = self.config.encoder.weights
+        model = described(weights) if weights else None
+        if model is not None:
+            return replace(Preprocessing.from_json(model["preprocessing"]), size=size, mirror=mirror)
+        if "mean" in self._published:
+            # They divide pixels by 255, we by 256.
+            mean, std = ([value * 255 / 256 for value in self._published[name]] for name in ("mean", "std"))
+            return Preprocessing(size=size, mean=tuple(mean), std=tuple(std), mirror=mirror)
         if not self.recipe.standardise:
             return Preprocessing(size=size, mirror=mirror)
-        # timm's models say what they were trained with; torchvision's all had ILSVRC's.
-        known: Any = getattr(self.encoder.backbone, "pretrained_cfg", None) or {}
-        mean, std = known.get("mean", IMAGENET_MEAN), known.get("std", IMAGENET_STD)
-        return Preprocessing(size=size, mean=tuple(mean), std=tuple(std), mirror=mirror)
+        return Preprocessing(size=size, mean=IMAGENET_MEAN, std=IMAGENET_STD, mirror=mirror)
+
+    @cached_property
+    def _published(self) -> dict[str, Any]:
+        """What published weights were trained with, where they say so: timm's and Hugging Face's do."""
+        name, weights = self.config.encoder.name, self.config.encoder.weights
+        return published_settings(name) if weights and described(weights) is None else {}
 
     def _report(self) -> None:
         """What the user should know before the run starts."""
@@ -228,7 +243,8 @@ class _Run:
             _console.print(f"{count} file{'s' * (count > 1)} skipped; which and why: {path}")
         if self.recipe.freeze and self.config.encoder.weights is None:
             _console.print("The frozen encoder has random weights: name some with encoder.weights=…")
-        if find_spec("tensorboard") is None:
+        asked = self.settings.logger.tensorboard
+        if asked is not None and not asked.needed and find_spec("tensorboard") is None:
             _console.print("No TensorBoard log: pip install 'kedge[tensorboard]' for one.")
         kept = f", {len(self.held_out)} held out" if self.held_out is not None else ""
         how = "pictures through a frozen encoder" if self.recipe.freeze else "pictures"

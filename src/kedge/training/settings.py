@@ -12,7 +12,21 @@ from omegaconf import OmegaConf
 from kedge.errors import ConfigError
 from kedge.images import Augmentation, Mixing
 
-__all__ = ["COMPILE_MODES", "Optimizer", "Recipe", "Schedule", "Settings", "Sharpness", "Split", "Trainer"]
+__all__ = [
+    "COMPILE_MODES",
+    "CSV",
+    "Loggers",
+    "MLflow",
+    "Optimizer",
+    "Recipe",
+    "Schedule",
+    "Settings",
+    "Sharpness",
+    "Split",
+    "TensorBoard",
+    "Trainer",
+    "WandB",
+]
 
 T = TypeVar("T")
 
@@ -150,6 +164,52 @@ class Trainer:
 
 
 @dataclass(frozen=True)
+class TensorBoard:
+    """Event files in the run's folder; without `needed`, only where TensorBoard is installed."""
+
+    needed: bool = True
+
+
+@dataclass(frozen=True)
+class WandB:
+    """A run of Weights & Biases."""
+
+    project: str = "kedge"
+    name: str | None = None
+    entity: str | None = None
+    group: str | None = None
+    mode: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.mode is not None:
+            _one_of("logger.wandb.mode", self.mode, ("online", "offline"))
+
+
+@dataclass(frozen=True)
+class MLflow:
+    """A run of MLflow."""
+
+    experiment: str = "kedge"
+    name: str | None = None
+    tracking_uri: str | None = None
+
+
+@dataclass(frozen=True)
+class CSV:
+    """A table in the run's folder."""
+
+
+@dataclass(frozen=True)
+class Loggers:
+    """Where the numbers go besides history.csv."""
+
+    tensorboard: TensorBoard | None = None
+    wandb: WandB | None = None
+    mlflow: MLflow | None = None
+    csv: CSV | None = None
+
+
+@dataclass(frozen=True)
 class Settings:
     """All of it."""
 
@@ -157,6 +217,7 @@ class Settings:
     recipe: Recipe = field(default_factory=Recipe)
     split: Split = field(default_factory=Split)
     trainer: Trainer = field(default_factory=Trainer)
+    logger: Loggers = field(default_factory=lambda: Loggers(tensorboard=TensorBoard(needed=False)))
 
     def __post_init__(self) -> None:
         _within("seed", self.seed, least=0, below=2**32)
@@ -190,7 +251,10 @@ class Settings:
     @classmethod
     def from_config(cls, config: Any) -> Settings:
         """The settings in a configuration."""
-        return _checked(cls, {name: config.get(name) for name in get_type_hints(cls)}, "")
+        values = {name: config.get(name) for name in get_type_hints(cls)}
+        if values["logger"] is None:  # a run from before there was a choice
+            del values["logger"]
+        return _checked(cls, values, "")
 
 
 def _checked(kind: type[T], node: Any, name: str) -> T:
@@ -209,6 +273,8 @@ def _typed(kind: Any, value: Any, name: str) -> Any:
     if is_dataclass(kind):
         return _checked(kind, value, name)  # type: ignore[arg-type]
     allowed = get_args(kind) or (kind,)
+    if is_dataclass(allowed[0]):
+        return None if value is None else _checked(allowed[0], value, name)  # type: ignore[arg-type]
     if float in allowed and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):

@@ -6,7 +6,6 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import lightning as L
 import torch
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.strategies import DDPStrategy
 from rich.console import Console
 
@@ -24,6 +22,7 @@ from kedge.training.callbacks import BestAndLast, History, TrainingProgress, Who
 from kedge.training.compiling import use_repeatable_kernels
 from kedge.training.ending import StopsTogether
 from kedge.training.layout import Layout
+from kedge.training.loggers import open_loggers
 from kedge.training.settings import Settings
 
 __all__ = ["make_trainer", "precision_on", "quiet"]
@@ -58,9 +57,6 @@ def make_trainer(
     if leads():
         callbacks += [TrainingProgress(console), History(folder / "history.csv")]
     callbacks.append(BestAndLast(folder, averaging, keep_every=wanted.keep_every))
-    loggers: list[Logger] = []
-    if find_spec("tensorboard") is not None:
-        loggers.append(TensorBoardLogger(folder, name="", version="tensorboard"))
     plugins: list[Any] = [WholeCheckpoints()]
     strategy: Any = "auto"
     if layout.processes > 1:
@@ -82,7 +78,7 @@ def make_trainer(
         accumulate_grad_batches=wanted.accumulate,
         callbacks=callbacks,
         plugins=plugins,
-        logger=loggers,
+        logger=open_loggers(settings.logger, folder) if leads() else [],
         default_root_dir=folder,
         enable_progress_bar=False,
         enable_model_summary=False,

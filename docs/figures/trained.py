@@ -1,0 +1,31 @@
+"""The models that the figures show, trained on part of the bundled sample; a finished one is not trained again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kedge import Model, train
+from kedge.datasets import Dataset, divide, sample
+
+COMMON = ["experiment=demo", "split.shots=120", "recipe.epochs=15", "recipe.batch_size=64"]
+RUNS = {
+    "plane": ["encoder.dim=2"],
+    "plane-cross-entropy": ["encoder.dim=2", "loss=cross_entropy", "recipe.optimizer.lr=0.02"],
+    "bounded": [],
+    "linear": ["encoder.head=linear"],
+}
+
+
+def model(name: str, folder: Path) -> Model:
+    """The model of a run."""
+    place = folder / name
+    if not (place / "model").exists():
+        train(overrides=[*COMMON, *RUNS[name]], folder=place)
+    return Model.load(place, "cpu")
+
+
+def pictures() -> Dataset:
+    """What the runs were trained on, and the test pictures."""
+    whole = sample()
+    shown, _ = divide(whole.train, 0.1, 120)
+    return Dataset(whole.name, whole.classes, shown, whole.test)

@@ -1,0 +1,286 @@
+"""Vision models of Hugging Face's transformers: built from a plain configuration, cut off at their pooled features."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from kedge.encoders.network import CONNECT_SECONDS, reach
+from kedge.errors import ConfigError, WeightsError
+
+__all__ = ["HF", "HuggingFaceNetwork", "fetch_folder", "import_transformers", "published_settings", "shown_name"]
+
+HF = "hf:"
+_SIDE = 224
+_DESCRIPTIONS = ("config.json", "preprocessor_config.json", "processor_config.json")
+# What is said of the weights' origin, of classes and of ways to compute. Some of it names code or kernels elsewhere,
+# and a model's folder may come from a stranger.
+_UNSAID = {
+    "architectures",
+    "attn_implementation",
+    "auto_map",
+    "custom_pipelines",
+    "dtype",
+    "experts_implementation",
+    "id2label",
+    "label2id",
+    "name_or_path",
+    "num_labels",
+    "problem_type",
+    "quantization_config",
+    "return_dict",
+    "torch_dtype",
+    "transformers_version",
+}
+_RESAMPLING = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
+
+
+class HuggingFaceNetwork(nn.Module):
+    """A transformers model, with random weights, up to its pooled features.
+
+    These are what the model itself pools. Where its pooler is a trained layer over the first token, as in ViT, that
+    token is taken instead: published weights often lack the layer, which would then be random.
+    """
+
+    def __init__(self, config: Mapping[str, Any], pretrained_cfg: Mapping[str, Any] | None = None) -> None:
+        super().__init__()
+        self.config = _plain(config)
+        self.pretrained_cfg = dict(pretrained_cfg or {})
+        """What published weights were trained with, in timm's words: mean, std, input_size, interpolation."""
+        self.model = _without_dense_pooler(_build(self.config))
+        self._side = _side(self.config.get("image_size"))
+        self._resizable = "interpolate_pos_encoding" in inspect.signature(self.model.forward).parameters
+        self._first_token = any(name.endswith("cls_token") for name, _ in self.model.named_parameters())
+        self._first_token |= any(name.endswith("class_embedding") for name, _ in self.model.named_parameters())
+
+    @classmethod
+    def of(cls, folder: Path) -> Self:
+        """The architecture that a folder in the Hub's layout describes."""
+        config = _read_config(folder)
+        return cls(config, _processing(folder, config))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Pooled features of a batch, B x width."""
+        options = {}
+        if self._resizable and self._side is not None and images.shape[-2:] != (self._side, self._side):
+            options["interpolate_pos_encoding"] = True
+        found = self.model(pixel_values=images, **options)
+        pooled: Tensor | None = getattr(found, "pooler_output", None)
+        if pooled is None:
+            values: Tensor = found.last_hidden_state
+            tokens = values.flatten(2).mT if values.ndim == 4 else values
+            pooled = tokens[:, 0] if self._first_token else tokens.mean(1)
+        return pooled.flatten(1)
+
+    def width(self, image_size: int | None = None) -> int:
+        """How many features there are, seen on a black picture of this size."""
+        side = image_size or self._side or _SIDE
+        training = self.training
+        try:
+            with torch.no_grad():
+                return int(self.eval()(torch.zeros(1, 3, side, side)).shape[1])
+        except (RuntimeError, TypeError, ValueError) as error:
+            wanted = f": resize the pictures to {self._side}" if self._side and self._side != side else ""
+            raise ConfigError(
+                f"the {self.config['model_type']} model cannot embed pictures of {side} x {side} pixels "
+                f"({_reason(error)}){wanted}."
+            ) from error
+        finally:
+            self.train(training)
+
+    def load(self, folder: Path) -> None:
+        """Take over the weights in a folder in the Hub's layout."""
+        try:
+            with _hushed():
+                kind: Any = type(self.model)
+                found, notes = kind.from_pretrained(
+                    folder,
+                    config=self.model.config,
+                    dtype=torch.float32,
+                    local_files_only=True,
+                    output_loading_info=True,
+                )
+        except Exception as error:  # damaged and foreign files make transformers raise errors of many kinds
+            raise WeightsError(
+                f"the weights in {folder} cannot be read ({_reason(error)}): fetch them again."
+            ) from error
+        wanted = self.model.state_dict()
+        lacking = [name for name in notes["missing_keys"] if name in wanted]
+        if lacking:
+            raise WeightsError(
+                f"the weights in {folder} do not fit its config.json: {lacking[0]} and {len(lacking) - 1} more are "
+                "missing; pass a folder that save_pretrained wrote."
+            )
+        self.model.load_state_dict(_without_dense_pooler(found).state_dict())
+
+
+def fetch_folder(name: str, *, weights: bool = True, timeout: float = CONNECT_SECONDS) -> Path:
+    """The folder of ``hf:<folder>`` or ``hf:<organisation>/<model>[@<revision>]``, downloaded if need be."""
+    where = name.removeprefix(HF)
+    local = Path(where).expanduser()
+    if local.is_dir():
+        return local
+    if where.startswith((".", "/", "~")):
+        raise ConfigError(f"there is no folder {where}: check encoder.name.")
+    import huggingface_hub as hub
+
+    repository, _, revision = where.partition("@")
+
+    def snapshot(files: list[str], **how: Any) -> Path:
+        return Path(hub.snapshot_download(repository, revision=revision or None, allow_patterns=files, **how))
+
+    try:
+        with suppress(hub.errors.LocalEntryNotFoundError):
+            if _is_whole(cached := snapshot([*_DESCRIPTIONS], local_files_only=True), weights):
+                return cached
+        reach(hub.hf_hub_url(repository, "config.json"), timeout)
+        files = [*_DESCRIPTIONS]
+        if weights:
+            files += _weight_files(hub.list_repo_files(repository, revision=revision or None))
+        return snapshot(files)
+    except Exception as error:  # the network and the hub raise errors of many kinds; all mean the same here
+        raise WeightsError(
+            f"encoder {name} could not be fetched from the Hugging Face Hub ({_reason(error)}): fetch it where there "
+            f"is a network (hf download {repository} --local-dir FOLDER) and pass encoder.name=hf:FOLDER."
+        ) from error
+
+
+def published_settings(name: str) -> dict[str, Any]:
+    """What the published weights of ``name`` were trained with: mean, std, input_size, interpolation."""
+    folder = fetch_folder(name, weights=False)
+    return _processing(folder, _read_config(folder))
+
+
+def shown_name(name: str) -> str:
+    """The name under which a model is kept: of a local folder, the last part alone."""
+    local = Path(name.removeprefix(HF)).expanduser()
+    return HF + local.resolve().name if name.startswith(HF) and local.is_dir() else name
+
+
+def import_transformers() -> ModuleType:
+    """The module ``transformers``, or a sentence that says how to get it."""
+    try:
+        return importlib.import_module("transformers")
+    except ImportError as error:
+        raise ConfigError(
+            "encoders called hf:<model> need transformers, which is not installed: pip install 'kedge[huggingface]'."
+        ) from error
+
+
+def _build(config: Mapping[str, Any]) -> nn.Module:
+    transformers = import_transformers()
+    kind = config.get("model_type")
+    if kind not in transformers.CONFIG_MAPPING:
+        raise ConfigError(f"transformers {transformers.__version__} has no model of type {kind!r}: upgrade it.")
+    made = transformers.CONFIG_MAPPING[kind].from_dict(dict(config))
+    network = transformers.MODEL_MAPPING.get(type(made), None)
+    network = network[0] if isinstance(network, tuple) else network
+    # Those around a backbone of another kind may fetch it when they are built.
+    if getattr(network, "main_input_name", None) != "pixel_values" or config.get("backbone"):
+        raise ConfigError(
+            f"models of type {kind!r} do not turn one picture into features: choose a ViT, DINOv2, Swin …"
+        )
+    if hasattr(made, "mask_ratio"):
+        made.mask_ratio = 0.0  # masked autoencoders would look at some patches only, by chance
+    with _hushed():
+        built: nn.Module = transformers.AutoModel.from_config(made, trust_remote_code=False)
+    return built
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    transformers = import_transformers()
+    try:
+        with _hushed():
+            config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # a missing file, damaged JSON, a model that needs code of its own
+        raise ConfigError(
+            f"{folder} holds no configuration that transformers can use without code from elsewhere "
+            f"({_reason(error)}): choose a model that is part of transformers."
+        ) from error
+    return _plain(getattr(config, "vision_config", config).to_dict())
+
+
+def _processing(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """How the folder's image processor prepares pictures, in timm's words."""
+    settings: dict[str, Any] = {}
+    try:
+        with _hushed():
+            found = import_transformers().AutoImageProcessor.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
+        values = found.to_dict()
+    except Exception:  # it has none, or one that needs code of its own
+        values = {}
+    if values.get("do_normalize") and values.get("image_mean") and values.get("image_std"):
+        settings = {"mean": tuple(values["image_mean"]), "std": tuple(values["image_std"])}
+    side = _side(values.get("crop_size") if values.get("do_center_crop") else None) or _side(values.get("size"))
+    side = side or _side(config.get("image_size"))
+    if side:
+        settings["input_size"] = (3, side, side)
+    resample = values.get("resample")
+    if isinstance(resample, int):
+        settings["interpolation"] = _RESAMPLING.get(int(resample), "bilinear")
+    return settings
+
+
+def _side(size: Any) -> int | None:
+    """The side of the square that a configuration or an image processor speaks of, in any of their ways."""
+    if isinstance(size, Mapping):
+        size = next((size[key] for key in ("height", "shortest_edge") if size.get(key)), None)
+    elif isinstance(size, (list, tuple)) and size:
+        size = size[0]
+    return size if isinstance(size, int) and not isinstance(size, bool) and size > 0 else None
+
+
+def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a configuration that says what the architecture is."""
+    return {
+        key: _plain(value) if isinstance(value, Mapping) else value
+        for key, value in config.items()
+        if isinstance(key, str) and key not in _UNSAID and not key.startswith(("_", "output_"))
+    }
+
+
+def _without_dense_pooler(model: nn.Module) -> nn.Module:
+    if hasattr(getattr(model, "pooler", None), "dense"):
+        model.register_module("pooler", None)
+    return model
+
+
+def _is_whole(folder: Path, weights: bool) -> bool:
+    found = any(folder.glob("*.safetensors")) or any(folder.glob("pytorch_model*.bin"))
+    return (folder / "config.json").is_file() and (found or not weights)
+
+
+def _weight_files(names: list[str]) -> list[str]:
+    """Those files that hold weights: plain tensors where there are any, else pickles, which are read without code."""
+    outer = [name for name in names if "/" not in name]
+    safe = [name for name in outer if name.endswith((".safetensors", ".safetensors.index.json"))]
+    return safe or [name for name in outer if name.startswith("pytorch_model") and name.endswith((".bin", ".json"))]
+
+
+def _reason(error: Exception) -> str:
+    return str(error).strip().split("\n")[0].rstrip(".:") or type(error).__name__
+
+
+@contextmanager
+def _hushed() -> Iterator[None]:
+    """Keep what transformers says of unused classifiers, and its bars, off the screen."""
+    logs = import_transformers().utils.logging
+    level, bars = logs.get_verbosity(), logs.is_progress_bar_enabled()
+    logs.set_verbosity_error()
+    logs.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logs.set_verbosity(level)
+        if bars:
+            logs.enable_progress_bar()

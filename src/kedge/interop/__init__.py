@@ -1,0 +1,41 @@
+"""Models and vectors carried to the tools people have already: ONNX, torch.export, vector files, scikit-learn."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kedge.interop.onnx import export_onnx
+    from kedge.interop.programs import export_program
+    from kedge.interop.sklearn import KedgeClassifier, KedgeRetriever
+    from kedge.interop.vectors import export_gallery, import_gallery
+
+__all__ = [
+    "KedgeClassifier",
+    "KedgeRetriever",
+    "export_gallery",
+    "export_onnx",
+    "export_program",
+    "import_gallery",
+]
+
+# Imported on first use: each adapter needs a library of its own.
+_HOMES = {
+    "KedgeClassifier": "kedge.interop.sklearn",
+    "KedgeRetriever": "kedge.interop.sklearn",
+    "export_gallery": "kedge.interop.vectors",
+    "export_onnx": "kedge.interop.onnx",
+    "export_program": "kedge.interop.programs",
+    "import_gallery": "kedge.interop.vectors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'kedge.interop' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
