@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
     stale = []
-    for page in [HERE.parent / "README.md", *sorted((HERE.parent / "docs").glob("*.md"))]:
+    for page in [HERE.parent / "README.md", *sorted((HERE.parent / "docs").rglob("*.md"))]:
         text = page.read_text(encoding="utf-8")
         filled = fill(text)
         if filled != text:
