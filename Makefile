@@ -9,8 +9,7 @@ demo: $(VENV)/.core
 	$(BIN)/kedge demo
 
 test: $(VENV)/.dev
-	$(BIN)/pytest -m "not soak and not alone" -n 2 --dist loadfile --no-loadscope-reorder
-	$(BIN)/pytest -m "alone and not soak"
+	$(BIN)/pytest -m "not soak" -n 2 --dist loadfile --no-loadscope-reorder
 
 soak: $(VENV)/.dev
 	$(BIN)/pytest
