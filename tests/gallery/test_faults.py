@@ -113,7 +113,7 @@ def run(tmp_path: Path, kills: int, seed: int) -> None:
 
 
 def test_killed_writers(tmp_path: Path) -> None:
-    run(tmp_path, kills=8, seed=0)
+    run(tmp_path, kills=4, seed=0)
 
 
 @pytest.mark.soak

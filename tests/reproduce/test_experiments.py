@@ -33,7 +33,7 @@ PARTS = {
     "fewshot": replace(CHOICE, losses=("cam",), at=(1, 4)),
     "embeddings2d": CHOICE,
     "qualitative": CHOICE,
-    "league": CHOICE,
+    "league": replace(CHOICE, losses=("cam", "cross_entropy", "contrastive", "triplet", "proxy_anchor")),
 }
 
 

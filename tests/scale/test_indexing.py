@@ -101,6 +101,7 @@ def test_the_same_as_without_and_only_what_is_new(
     assert lines[-1].startswith(f"{tmp_path / 'gone.jpg'}\t")
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("small_chunks")
 def test_the_driver_is_killed(
     cluster: Cluster, gallery: Gallery, photos: Path, local: Gallery, assert_same: Same
