@@ -40,7 +40,7 @@ def made(folder: Path) -> Iterator[Path]:
         making.rename(folder)
     except KedgeError:
         raise
-    except (OSError, ValueError, RuntimeError, NotImplementedError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise GalleryError(f"{folder} could not be made: {first_line(error)}.") from error
     finally:
         shutil.rmtree(making, ignore_errors=True)
