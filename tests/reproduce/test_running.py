@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from kedge.evaluation import METHODS
 from kedge.reproduce.jobs import Job
 from kedge.reproduce.report import write_report
 from kedge.reproduce.running import launch, run
-from kedge.reproduce.store import Store
+from kedge.reproduce.store import Line, Store
 from kedge.reproduce.worker import perform
 
 SMALL = ["recipe.batch_size=50", "split.shots=10", "split.holdout=0", "encoder.stem=imagenet", "encoder.dim=8"]
@@ -115,6 +117,30 @@ def test_through_a_hydra_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     page = write_report([line], tmp_path / "out", {}).read_text()
     assert "### Retrieval on the full sets (Table 1), recipe paper" in page
     assert page.count("Not run") > 5
+
+
+def test_the_page_counts_what_is_above_within_and_below(tmp_path: Path) -> None:
+    ways = {way: {"mAP": 0.99, "P@20": 0.954, "P@100": 0.1} for way in METHODS}
+    lines = [
+        Line.of(
+            Job("svhn", "resnet18", loss, "kedge", 0),
+            "scores",
+            values=ways | {"accuracy": 0.9, "knn1": 0.9},
+            **{"command": "", "config_hash": "", "dataset_hash": "", "seconds": 1.0},
+        )
+        for loss in ("cross_entropy", "cam")
+    ]
+    page = write_report(lines, tmp_path, {}).read_text()
+    (overview,) = re.findall(r"## At a glance\n\n(.*?)\n\n", page, re.S)
+    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in overview.splitlines()[2:]]
+    table1 = {row[2]: list(map(int, row[3:])) for row in rows if "Table 1" in row[0]}
+    # Both ways' mAP are above, P@20 is what is printed, P@100 below; cross-entropy has one mAP printed.
+    assert table1["CAM"] == [2, 1, 1]
+    assert sum(table1["cross-entropy"]) == 3
+    assert [row[2:] for row in rows if "Table 4" in row[0]] == [
+        ["cross-entropy", "0", "0", "1"],
+        ["CAM", "0", "0", "1"],
+    ]
 
 
 @pytest.mark.timeout(600)

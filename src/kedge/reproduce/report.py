@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kedge.files import whole_file
+from kedge.reproduce.cells import Verdict
 from kedge.reproduce.experiments import EXPERIMENTS, Choice, Experiment, Results
 from kedge.reproduce.figures import write_figure
 from kedge.reproduce.jobs import Source
@@ -45,18 +46,52 @@ nearest to an anchor, whatever its label.
 
 def write_report(lines: Sequence[Line], out: Path, sources: Source) -> Path:
     """Write `results.md` and its figures below `out`."""
-    results = Results(lines)
-    parts = [_OPENING, _machines(lines)]
+    results, sections, verdicts = Results(lines), [], _Verdicts()
     for experiment in EXPERIMENTS.values():
-        parts += _section(experiment, lines, results, out, sources)
+        sections += _section(experiment, lines, results, out, sources, verdicts)
+    parts = [_OPENING, _machines(lines), verdicts.overview(), *sections]
     path = out / "results.md"
     with whole_file(path) as stream:
         stream.write(("\n".join(parts).rstrip() + "\n").encode())
     return path
 
 
+class _Verdicts:
+    """Ours against the printed, counted by experiment, recipe and loss; times are of another machine, and left out."""
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, str, str], Counter[Verdict]] = {}
+
+    def count(self, experiment: Experiment, recipe: str, table: Table) -> None:
+        """Take in the cells of a table."""
+        for row in table.rows:
+            loss = row.labels[table.stub.index("loss")] if "loss" in table.stub else experiment.losses[0]
+            for cell, column in zip(row.cells, table.columns, strict=True):
+                if cell is not None and cell.verdict and column.unit != "ms":
+                    self._counts.setdefault((experiment.title, recipe, loss), Counter())[cell.verdict] += 1
+
+    def overview(self) -> str:
+        """A table, or nothing where nothing is printed."""
+        if not self._counts:
+            return ""
+        rows = [
+            "## At a glance\n",
+            "| experiment | recipe | loss | above | within | below |",
+            "|---|---|---|---:|---:|---:|",
+        ]
+        rows += [
+            f"| {title} | {recipe} | {display(loss)} | {counts['above']} | {counts['within']} | {counts['below']} |"
+            for (title, recipe, loss), counts in self._counts.items()
+        ]
+        note = (
+            "Cells that ran, against the printed mean ± two standard deviations; times, which were taken on another "
+            "machine, are left out."
+        )
+        return "\n".join([*rows, "", note, ""])
+
+
 def _section(
-    experiment: Experiment, lines: Sequence[Line], results: Results, out: Path, sources: Source
+    experiment: Experiment, lines: Sequence[Line], results: Results, out: Path, sources: Source, verdicts: _Verdicts
 ) -> Iterable[str]:
     yield f"## {experiment.title}\n"
     own = [line for line in lines if _belongs(line, experiment, sources)]
@@ -76,8 +111,7 @@ def _section(
         )
         for table in experiment.tables(results, choice):
             yield markdown(table).strip() + "\n"
-            if verdicts := _verdicts(table):
-                yield verdicts + "\n"
+            verdicts.count(experiment, recipe, table)
         for name, figure in experiment.figures(results, choice).items():
             if settings:
                 name = f"{name}-{'-'.join(word.rpartition('.')[2].replace('=', '') for word in settings)}"
@@ -126,14 +160,6 @@ def _by(lines: Iterable[Line]) -> dict[tuple[str, tuple[str, ...]], list[Line]]:
 def _ordered(found: Iterable[str], known: Sequence[str]) -> tuple[str, ...]:
     there = dict.fromkeys(found)
     return (*(name for name in known if name in there), *(name for name in there if name not in known))
-
-
-def _verdicts(table: Table) -> str:
-    counts = Counter(cell.verdict for row in table.rows for cell in row.cells if cell is not None and cell.verdict)
-    if not counts:
-        return ""
-    said = ", ".join(f"{counts[verdict]} {verdict}" for verdict in ("above", "within", "below") if counts[verdict])
-    return f"Against the paper: {said}."
 
 
 def _not_run(experiment: Experiment, lines: Sequence[Line]) -> str:
