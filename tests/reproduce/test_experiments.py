@@ -73,6 +73,13 @@ def test_end_to_end(name: str, out: Path) -> None:
     assert all([line.config_hash, line.dataset_hash, line.machine["torch"], line.seconds > 0])
 
 
+def test_hits_are_not_drawn_from_another_copy_of_the_dataset(out: Path) -> None:
+    lines = [line for line in Store(out / "results.jsonl").lines() if line.measure == "hits"]
+    one, choice = EXPERIMENTS["qualitative"], PARTS["qualitative"]
+    assert one.figures(Results(lines), choice)
+    assert not one.figures(Results(replace(line, dataset_hash="another") for line in lines), choice)
+
+
 def test_values_are_those_of_the_run(out: Path) -> None:
     lines = [line for line in Store(out / "results.jsonl").lines() if line.measure == "scores"]
     assert lines

@@ -79,8 +79,14 @@ def test_only_what_does_not_need_held_out_pictures_trains_on_all() -> None:
     assert replace(JOB, recipe="kedge").config().split.holdout == 0
 
 
-def test_pictures_that_cannot_be_had(tmp_path: Path) -> None:
+def test_pictures_that_cannot_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = tmp_path / "broken.npz"
     broken.write_bytes(b"no pictures")
     assert load_pictures("cifar100", {"cifar100": broken}) is None
-    assert load_pictures("sample", {}) is not None
+    assert load_pictures("sample", {}, download=False) is not None
+    asked: list[str] = []
+    monkeypatch.setattr("kedge.datasets.download._transfer", lambda url, part: asked.append(url))
+    assert load_pictures("cifar100", {}, download=False) is None
+    assert asked == []
+    assert load_pictures("cifar100", {}) is None  # what arrived is empty
+    assert len(asked) == 1

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -106,6 +107,29 @@ def test_a_run_that_fails_leaves_the_others_alone_and_says_why(tmp_path: Path) -
 
 
 @pytest.mark.timeout(600)
+def test_a_worker_that_is_killed_is_replaced_and_a_used_one_works_like_a_new_one(tmp_path: Path) -> None:
+    said: list[str] = []
+
+    def kill() -> None:
+        while not list(tmp_path.glob("both/runs/*seed0*/config.yaml")):
+            time.sleep(0.01)
+        (worker,) = alive(tmp_path / "both")
+        os.kill(worker, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    failed = run(jobs(0, 1, 2), tmp_path / "both", {}, say=said.append)
+    killer.join()
+    assert [job.seed for job in failed] == [0]
+    assert "failed" in said[0]
+    assert run(jobs(2), tmp_path / "alone", {}, say=said.append) == []
+    both, (alone,) = (Store(tmp_path / name / "results.jsonl").lines() for name in ("both", "alone"))
+    assert [line.seed for line in both] == [1, 2]
+    assert both[1].values == alone.values
+    assert not alive(tmp_path)
+
+
+@pytest.mark.timeout(600)
 def test_through_a_hydra_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert launch(jobs(0), Path("out"), {}, "basic") == []
@@ -137,6 +161,9 @@ def test_the_page_counts_what_is_above_within_and_below(tmp_path: Path) -> None:
     # Both ways' mAP are above, P@20 is what is printed, P@100 below; cross-entropy has one mAP printed.
     assert table1["CAM"] == [2, 1, 1]
     assert sum(table1["cross-entropy"]) == 3
+    # What these runs share with other experiments is not said to be theirs.
+    assert "## Ablation of the loss (Table 3)\n\nNot run." in page
+    assert "## League of losses\n\nNot run." in page
     assert [row[2:] for row in rows if "Table 4" in row[0]] == [
         ["cross-entropy", "0", "0", "1"],
         ["CAM", "0", "0", "1"],

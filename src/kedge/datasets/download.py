@@ -15,6 +15,8 @@ import urllib.error
 import urllib.request
 import zipfile
 from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, BinaryIO
@@ -32,13 +34,14 @@ from rich.progress import (
 from kedge.errors import DataError, DownloadError
 from kedge.files import whole_file
 
-__all__ = ["Source", "data_root", "extract", "fetch", "obtain", "read_lines"]
+__all__ = ["Source", "data_root", "extract", "fetch", "obtain", "read_lines", "without_downloads"]
 
 ATTEMPTS = 4
 PAUSE = 1.0
 """Seconds before the second attempt; it doubles with each further one."""
 _TIMEOUT = 30.0
 _CHUNK = 1 << 20
+_allowed: ContextVar[bool] = ContextVar("downloads", default=True)
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,16 @@ def obtain(source: Source, folder: Path) -> Path:
     return folder
 
 
+@contextmanager
+def without_downloads() -> Iterator[None]:
+    """Datasets are loaded where they are there, and are missing where they are not."""
+    before = _allowed.set(False)
+    try:
+        yield
+    finally:
+        _allowed.reset(before)
+
+
 def read_lines(folder: Path, name: str) -> list[str]:
     """The lines of one text file of an obtained folder, without empty ones."""
     try:
@@ -91,6 +104,8 @@ def fetch(url: str, destination: str | Path, *, checksum: str) -> Path:
                 f"{destination} is damaged (checksum {found}, not {checksum}): delete it to have it fetched again."
             )
         return destination
+    if not _allowed.get():
+        raise DownloadError(f"{destination} is not there, and nothing is downloaded for this.")
     by_hand = f"check the network, or put the file there by hand: {destination} ({checksum})"
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)

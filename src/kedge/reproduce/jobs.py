@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import resources
@@ -14,6 +15,7 @@ from typing import Any
 
 from kedge.config.compose import build_dataset, compose
 from kedge.datasets import Dataset
+from kedge.datasets.download import without_downloads
 from kedge.errors import ConfigError, KedgeError
 from kedge.training import quoted
 
@@ -112,10 +114,11 @@ def sources_of(given: Sequence[str]) -> dict[str, Path]:
     return found
 
 
-def load_pictures(dataset: str, sources: Source) -> Dataset | None:
+def load_pictures(dataset: str, sources: Source, *, download: bool = True) -> Dataset | None:
     """The dataset called so, or None where it cannot be had."""
     try:
-        found: Dataset = build_dataset(Job(dataset, "resnet18", "cam", "paper", 0).config(sources).dataset)
+        with nullcontext() if download else without_downloads():
+            found: Dataset = build_dataset(Job(dataset, "resnet18", "cam", "paper", 0).config(sources).dataset)
     except KedgeError:
         return None
     return found

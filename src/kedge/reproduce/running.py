@@ -1,20 +1,23 @@
-"""Many runs, some at a time, each in a process of its own or through a Hydra launcher."""
+"""Many runs, some at a time, in processes of their own or through a Hydra launcher."""
 
 from __future__ import annotations
 
 import json
+import queue
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from kedge.errors import ConfigError
 from kedge.reproduce.jobs import Job, Source
 from kedge.reproduce.store import Store
+from kedge.reproduce.worker import DONE
 
 __all__ = ["launch", "run"]
 
@@ -27,25 +30,23 @@ def run(jobs: Sequence[Job], out: Path, sources: Source, *, at_once: int = 1, sa
     waiting = _once(store.missing(jobs))
     failed: list[Job] = []
     done, lock = 0, threading.Lock()
-    running: set[subprocess.Popen[bytes]] = set()
+    workers: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+    everyone = [Worker(out) for _ in range(min(max(1, at_once), len(waiting)))]
+    for worker in everyone:
+        workers.put(worker)
 
     def one(job: Job) -> None:
         nonlocal done
         log = out / "logs" / f"{job.name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as stream:
-            process = subprocess.Popen(
-                _command(_asked(job, out, sources)), stdin=subprocess.PIPE, stdout=stream, stderr=stream
-            )
-            with lock:
-                running.add(process)
-            code = process.wait()
+        worker = workers.get()
+        fine = worker.perform(_asked(job, out, sources, log))
+        workers.put(worker)
         with lock:
-            running.discard(process)
             done += 1
-            if code:
+            if not fine:
                 failed.append(job)
-            outcome = f"failed: {_last_line(log)} ({log})" if code else "done"
+            outcome = "done" if fine else f"failed: {_last_line(log)} ({log})"
             say(f"{done}/{len(waiting)} {job.name} {outcome}")
 
     with ThreadPoolExecutor(max(1, at_once)) as pool:
@@ -55,10 +56,51 @@ def run(jobs: Sequence[Job], out: Path, sources: Source, *, at_once: int = 1, sa
                 future.result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
-            for process in [*running]:
-                process.terminate()
             raise
+        finally:
+            for worker in everyone:
+                worker.end()
     return failed
+
+
+class Worker:
+    """A process that performs jobs, one after the other; one that died is replaced at the next."""
+
+    def __init__(self, out: Path) -> None:
+        self._command = [sys.executable, "-m", "kedge.reproduce.worker", str(out)]
+        self._process: subprocess.Popen[str] | None = None
+        self._ended = False
+
+    def perform(self, asked: dict[str, Any]) -> bool:
+        """Whether it went well."""
+        process = self._there()
+        if process is None:
+            return False
+        try:
+            process.stdin.write(json.dumps(asked) + "\n")  # type: ignore[union-attr]
+            process.stdin.flush()  # type: ignore[union-attr]
+            answer = process.stdout.readline()  # type: ignore[union-attr]
+        except OSError:
+            answer = ""
+        if not answer:  # it is gone
+            process.wait()
+            self._process = None
+        return answer.strip() == DONE
+
+    def end(self) -> None:
+        """It takes no more jobs, and leaves the one it is at."""
+        self._ended = True
+        if self._process is not None:
+            with suppress(OSError):
+                self._process.stdin.close()  # type: ignore[union-attr]
+            self._process.wait()
+
+    def _there(self) -> subprocess.Popen[str] | None:
+        if self._process is None and not self._ended:
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8"
+            )
+        return self._process
 
 
 def launch(jobs: Sequence[Job], out: Path, sources: Source, launcher: str) -> list[Job]:
@@ -72,7 +114,7 @@ def launch(jobs: Sequence[Job], out: Path, sources: Source, launcher: str) -> li
         return []
     with tempfile.TemporaryDirectory(prefix="kedge-") as scratch:
         plan = Path(scratch, "plan.json")
-        plan.write_text(json.dumps([_asked(job, out.resolve(), sources) for job in waiting]))
+        plan.write_text(json.dumps([_asked(job, out.resolve(), sources, None) for job in waiting]))
         numbers = ",".join(map(str, range(len(waiting))))
         theirs = sys.argv
         sys.argv = ["kedge", "-m", f"plan={plan}", f"number={numbers}", f"hydra/launcher={launcher}"]
@@ -89,8 +131,9 @@ def launch(jobs: Sequence[Job], out: Path, sources: Source, launcher: str) -> li
 def perform_one(config: Any) -> None:
     """One job of a plan, for a launcher."""
     asked = json.loads(Path(config.plan).read_text())[config.number]
-    # The pipe stays open until the job is done: its end tells the worker that it has been left alone.
-    subprocess.Popen(_command(asked), stdin=subprocess.PIPE).wait()
+    worker = Worker(Path(asked["out"]))
+    worker.perform(asked)
+    worker.end()
 
 
 def _once(jobs: Sequence[Job]) -> list[Job]:
@@ -102,12 +145,14 @@ def _once(jobs: Sequence[Job]) -> list[Job]:
     return list(found.values())
 
 
-def _asked(job: Job, out: Path, sources: Source) -> dict[str, Any]:
-    return {"job": job.to_json(), "out": str(out), "sources": {name: str(path) for name, path in sources.items()}}
-
-
-def _command(asked: dict[str, Any]) -> list[str]:
-    return [sys.executable, "-m", "kedge.reproduce.worker", json.dumps(asked)]
+def _asked(job: Job, out: Path, sources: Source, log: Path | None) -> dict[str, Any]:
+    """What a worker is told; without a log, what it says is said where it was started."""
+    return {
+        "job": job.to_json(),
+        "out": str(out),
+        "sources": {name: str(path) for name, path in sources.items()},
+        "log": None if log is None else str(log),
+    }
 
 
 def _last_line(log: Path) -> str:

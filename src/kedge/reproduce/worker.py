@@ -1,17 +1,21 @@
-"""One run in a process of its own: trained or resumed, measured, and its lines written."""
+"""A process that takes runs one by one: trained or resumed, measured, and their lines written."""
 
 from __future__ import annotations
 
 import csv
+import gc
 import json
 import os
+import queue
 import shutil
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
+import torch
 from filelock import FileLock
 
 from kedge.config.compose import CONFIG, build_dataset, load_config
@@ -24,7 +28,10 @@ from kedge.reproduce.store import Line, Store
 from kedge.training import quoted, resume_run, start_run
 from kedge.training.callbacks import BEST, LAST
 
-__all__ = ["perform"]
+__all__ = ["DONE", "perform"]
+
+DONE, FAILED = "done", "failed"
+"""What a worker answers."""
 
 
 def perform(job: Job, out: Path, sources: Source) -> None:
@@ -75,20 +82,53 @@ def _without_paths(job: Job, sources: Source) -> list[str]:
 
 
 def main() -> None:
-    """Take a job from the command line; end when whoever started this process is gone."""
-    threading.Thread(target=_until_left_alone, daemon=True).start()
-    asked: dict[str, Any] = json.loads(sys.argv[1])
+    """Perform jobs, a line of the input each, and answer each with a line; end when whoever asks is gone."""
+    asked: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    # What libraries print is the job's, so that the answers have a way of their own.
+    own = os.dup(1), os.dup(2)
+    os.dup2(own[1], 1)
+    threading.Thread(target=_listen, args=(asked,), daemon=True).start()
+    while True:
+        fine = _attempt(asked.get(), own[1])
+        os.write(own[0], f"{DONE if fine else FAILED}\n".encode())
+
+
+def _listen(asked: queue.SimpleQueue[dict[str, Any]]) -> None:
+    for line in sys.stdin:
+        asked.put(json.loads(line))
+    os._exit(1)  # the other side of the pipe was closed, by a kill perhaps: nobody waits for an end
+
+
+def _attempt(asked: dict[str, Any], errors: int) -> bool:
+    """Whether the job was done; what is said meanwhile goes to its log."""
+    log = None if asked["log"] is None else os.open(asked["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (1, 2):
+        os.dup2(errors if log is None else log, stream)
     sources = {name: Path(path) for name, path in asked["sources"].items()}
     try:
         perform(Job.from_json(asked["job"]), Path(asked["out"]), sources)
     except KedgeError as error:
         print(f"kedge: {error}", file=sys.stderr)
-        sys.exit(2)
+        return False
+    except Exception:
+        traceback.print_exc()
+        return False
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for stream in (1, 2):
+            os.dup2(errors, stream)
+        if log is not None:
+            os.close(log)
+        _forget()
+    return True
 
 
-def _until_left_alone() -> None:
-    os.read(sys.stdin.fileno(), 1)  # returns when the other side of the pipe is closed, by a kill too
-    os._exit(1)
+def _forget() -> None:
+    """The next job finds the memory as this one did."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":

@@ -55,6 +55,10 @@ class Results:
         """What was measured of those jobs that ran."""
         return [line.values for job in jobs if (line := self._lines.get((job.key, measure))) is not None]
 
+    def datasets(self, measure: str) -> set[str]:
+        """The hashes of the datasets of which it was measured."""
+        return {line.dataset_hash for (_, name), line in self._lines.items() if name == measure}
+
     def cell(
         self, jobs: Iterable[Job], find: Find, known: printed.Printed | None = None, measure: str = "scores"
     ) -> Cell:
@@ -74,6 +78,8 @@ class Experiment:
     measures: ClassVar[tuple[str, ...]] = ("scores",)
     varies: ClassVar[str | None] = None
     """The setting whose numbers are compared, if one is."""
+    shows_pictures: ClassVar[bool] = False
+    """Whether its figures can only be drawn where the dataset's pictures are."""
     open_to_others: ClassVar[bool] = False
     """Whether losses that it does not name belong to it."""
 
@@ -96,6 +102,11 @@ class Experiment:
         """The overrides of each run with this dataset, encoder, loss and seed."""
         del job, choice
         return ((),)
+
+    def tells(self, job: Job) -> bool:
+        """Whether this run shows that the experiment was meant, and not only another that shares the run."""
+        del job
+        return True
 
     def tables(self, results: Results, choice: Choice) -> list[Table]:
         """For every recipe."""

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from kedge.evaluation.tables import TITLES
 from kedge.reproduce import figures
 from kedge.reproduce.experiments.base import LOSSES, Choice, Experiment, Results, value_at
+from kedge.reproduce.jobs import Job
 from kedge.reproduce.names import display
 from kedge.reproduce.tables import Table, ranks
 
@@ -27,6 +28,10 @@ class League(Experiment):
         *LOSSES,
         *("triplet", "arcface", "cosface", "proxy_anchor", "supcon", "center", "multi_similarity"),
     )
+
+    def tells(self, job: Job) -> bool:
+        """The paper's losses are everywhere."""
+        return job.loss not in LOSSES
 
     def tables_of(self, results: Results, choice: Choice) -> list[Table]:
         """Scores, and places within each column."""

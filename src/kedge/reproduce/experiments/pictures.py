@@ -65,13 +65,15 @@ class Qualitative(Experiment):
     title = "The first hits, looked at"
     encoders = ("resnet50",)
     measures = ("scores", "hits")
+    shows_pictures = True
 
     def figures(self, results: Results, choice: Choice) -> dict[str, Figure]:
         """One for each dataset and encoder, of the first seed that ran; needs the pictures."""
         found = {}
         for recipe, dataset, encoder, by_loss in self.by_place(results, choice, "hits"):
-            pictures = load_pictures(dataset, choice.sources)
-            if pictures is None:
+            pictures = load_pictures(dataset, choice.sources, download=False)
+            # Another copy of the dataset may have its pictures in another order.
+            if pictures is None or pictures.fingerprint() not in results.datasets("hits"):
                 continue
             queries = next(iter(by_loss.values()))[0]["queries"]
             rows = {display(loss): np.asarray(first["hits"]) for loss, (first, *_) in by_loss.items()}

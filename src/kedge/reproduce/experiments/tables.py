@@ -101,6 +101,10 @@ class Ablation(Experiment):
         del job, choice
         return [_ablated(*row) for row in self.ROWS]
 
+    def tells(self, job: Job) -> bool:
+        """The loss as it is is in the first table, too."""
+        return bool(job.changes)
+
     def tables_of(self, results: Results, choice: Choice) -> list[Table]:
         """Accuracy and both searches."""
         rows = []
