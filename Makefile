@@ -3,7 +3,9 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test lint bench soak docs wheel clean
+.PHONY: install demo test lint bench soak docs wheel clean
+
+install: $(VENV)/.dev
 
 demo: $(VENV)/.core
 	$(BIN)/kedge demo
