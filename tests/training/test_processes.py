@@ -19,10 +19,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from kedge import Model, train
 from kedge.errors import ConfigError
 from kedge.training import resume_run
+from kedge.training.ending import Interrupted
+from kedge.training.launching import _reason
 
 SCRIPT = Path(__file__).parent / "several/runs.py"
 SGD = [
@@ -279,6 +282,19 @@ def test_a_signal_or_a_killed_process_ends_all_and_leaves_a_checkpoint(ends: tup
     for name in running:
         state = torch.load(tmp_path / name / "checkpoints/last.ckpt", weights_only=True)
         assert all(value.isfinite().all() for value in state["state_dict"].values() if value.is_floating_point())
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_who_was_stopped_since_another_was_killed_is_not_the_reason(killed: bool, tmp_path: Path) -> None:
+    said = tmp_path / "error.json"
+    message = {"message": "Interrupted: Stopped after 1 of 9 epochs.", "extraInfo": {"timestamp": "1"}}
+    said.write_text(json.dumps({"message": message}))
+    failures = {0: ProcessFailure(0, 100, 1, str(said))}
+    if killed:
+        failures[1] = ProcessFailure(1, 101, -signal.SIGKILL, str(tmp_path / "none.json"))
+    found = _reason(failures, tmp_path)
+    assert isinstance(found, Interrupted) is not killed
+    assert ("was killed (SIGKILL)" in str(found)) is killed
 
 
 def test_the_jobs_of_a_sweep_in_processes_of_their_own(tmp_path: Path) -> None:

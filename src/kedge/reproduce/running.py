@@ -39,6 +39,7 @@ def run(jobs: Sequence[Job], out: Path, sources: Source, *, at_once: int = 1, sa
         nonlocal done
         log = out / "logs" / f"{job.name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
+        log.touch()
         worker = workers.get()
         fine = worker.perform(_asked(job, out, sources, log))
         workers.put(worker)
@@ -80,7 +81,7 @@ class Worker:
             process.stdin.write(json.dumps(asked) + "\n")  # type: ignore[union-attr]
             process.stdin.flush()  # type: ignore[union-attr]
             answer = process.stdout.readline()  # type: ignore[union-attr]
-        except OSError:
+        except (OSError, ValueError):  # ended by itself, or by us
             answer = ""
         if not answer:  # it is gone
             process.wait()
@@ -90,12 +91,15 @@ class Worker:
     def end(self) -> None:
         """It takes no more jobs, and leaves the one it is at."""
         self._ended = True
-        if self._process is not None:
+        process = self._process
+        if process is not None:
             with suppress(OSError):
-                self._process.stdin.close()  # type: ignore[union-attr]
-            self._process.wait()
+                process.stdin.close()  # type: ignore[union-attr]
+            process.wait()
 
     def _there(self) -> subprocess.Popen[str] | None:
+        if self._process is not None and self._process.poll() is not None:
+            self._process = None
         if self._process is None and not self._ended:
             self._process = subprocess.Popen(
                 self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8"

@@ -89,6 +89,8 @@ def _reason(failures: Mapping[int, ProcessFailure], folder: Path) -> KedgeError:
     """Why the run ended: what a worker refused, rather than what others made of its end."""
     known = {**vars(sys.modules[KedgeError.__module__]), Interrupted.__name__: Interrupted}
     ordered = sorted(failures.values(), key=lambda failure: failure.timestamp)
+    if any(failure.exitcode < 0 for failure in ordered):  # one was killed, and the launcher stopped the others
+        del known[Interrupted.__name__]
     for failure in ordered:
         kind, _, sentence = _said(failure).partition(": ")
         if isinstance(known.get(kind), type) and issubclass(known[kind], KedgeError):
