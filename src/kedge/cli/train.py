@@ -60,9 +60,10 @@ def _start(arguments: list[str], folder: Path | None) -> None:
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import DictConfig
 
+    from kedge.config.compose import quoted
     from kedge.errors import KedgeError
     from kedge.processes import leads, record_failure
-    from kedge.training import Interrupted, overrides_for, quoted, start_run
+    from kedge.training import Interrupted, overrides_for, start_run
 
     if arguments and "=" not in arguments[0] and not arguments[0].startswith("-"):
         arguments = overrides_for(arguments[0], arguments[1:])

@@ -41,6 +41,7 @@ __all__ = [
     "load_config",
     "loss_class",
     "loss_heads",
+    "quoted",
 ]
 
 CONFIG = "config.yaml"
@@ -177,6 +178,12 @@ def loss_heads(node: Any) -> tuple[str, ...]:
     """The encoder heads that suit the loss which the node describes, the best first."""
     heads: tuple[str, ...] = loss_class(node).heads_for(functools.partial(build_loss, node))
     return heads
+
+
+def quoted(path: Path) -> str:
+    """A path as the value of an override, whatever characters it holds."""
+    text = str(path.resolve()).replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{text}'"
 
 
 def _fingerprint(run: Path) -> str:

@@ -13,11 +13,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from kedge.config.compose import build_dataset, compose
+from kedge.config.compose import build_dataset, compose, quoted
 from kedge.datasets import Dataset
 from kedge.datasets.download import without_downloads
 from kedge.errors import ConfigError, KedgeError
-from kedge.training import quoted
 
 __all__ = ["CONFIGS", "FULL_SET", "Job", "Source", "load_pictures", "sources_of"]
 

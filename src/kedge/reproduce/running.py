@@ -17,9 +17,11 @@ from typing import Any
 from kedge.errors import ConfigError
 from kedge.reproduce.jobs import Job, Source
 from kedge.reproduce.store import Store
-from kedge.reproduce.worker import DONE
 
-__all__ = ["launch", "run"]
+__all__ = ["DONE", "FAILED", "launch", "run"]
+
+DONE, FAILED = "done", "failed"
+"""What a worker answers."""
 
 Said = Callable[[str], None]
 

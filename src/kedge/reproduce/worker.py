@@ -18,20 +18,18 @@ from typing import Any
 import torch
 from filelock import FileLock
 
-from kedge.config.compose import CONFIG, build_dataset, load_config
+from kedge.config.compose import CONFIG, build_dataset, load_config, quoted
 from kedge.errors import KedgeError
 from kedge.model import Model
 from kedge.reproduce.jobs import Job, Source
 from kedge.reproduce.machine import describe
 from kedge.reproduce.measures import MEASURES
+from kedge.reproduce.running import DONE, FAILED
 from kedge.reproduce.store import Line, Store
-from kedge.training import quoted, resume_run, start_run
+from kedge.training import resume_run, start_run
 from kedge.training.callbacks import BEST, LAST
 
-__all__ = ["DONE", "perform"]
-
-DONE, FAILED = "done", "failed"
-"""What a worker answers."""
+__all__ = ["perform"]
 
 
 def perform(job: Job, out: Path, sources: Source) -> None:

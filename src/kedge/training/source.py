@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from kedge.config.compose import compose
+from kedge.config.compose import compose, quoted
 from kedge.datasets.given import is_given, keep_given
 from kedge.encoders import fetch_weights, published_settings
 from kedge.encoders.huggingface import HF
 from kedge.errors import ConfigError, DataError, WeightsError
 
-__all__ = ["overrides_for", "quoted"]
+__all__ = ["overrides_for"]
 
 _console = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
 
@@ -107,9 +107,3 @@ def _without(overrides: Sequence[str], keys: Sequence[str]) -> list[str]:
 def _parts(override: str) -> tuple[str, str]:
     name, _, value = override.lstrip("+").partition("=")
     return name, value
-
-
-def quoted(path: Path) -> str:
-    """A path as the value of an override, whatever characters it holds."""
-    text = str(path.resolve()).replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{text}'"
