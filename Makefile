@@ -41,13 +41,14 @@ wheel: $(VENV)/.dev
 clean:
 	rm -rf $(VENV) build dist site src/*.egg-info
 
-# A stamp per set of dependencies: nothing is installed, let alone downloaded, twice.
+# A stamp per set of dependencies: nothing is installed, let alone downloaded, twice. What is never imported need not be
+# compiled.
 $(VENV)/.core: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --editable ".[serve]"
+	$(BIN)/python -m pip install --no-compile --editable ".[serve]"
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --editable ".[dev]"
+	$(BIN)/python -m pip install --no-compile --editable ".[dev]"
 	@touch $@ $(VENV)/.core
 
 $(BIN)/python:

@@ -67,7 +67,13 @@ def test_train_then_evaluate(tiny: list[str], tmp_path: Path) -> None:
     assert json.loads((tmp_path / "first/metrics.json").read_text()) == metrics
 
 
-@pytest.mark.parametrize("overrides", [["recipe.mirror=true"], ["recipe=head", "recipe.mirror=true", "recipe.size=12"]])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["recipe=head", "recipe.mirror=true", "recipe.size=12"],
+        pytest.param(["recipe.mirror=true"], marks=pytest.mark.soak),
+    ],
+)
 def test_held_out_pictures_are_seen_as_the_model_sees_them(
     overrides: list[str], tiny: list[str], tmp_path: Path
 ) -> None:

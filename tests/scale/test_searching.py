@@ -36,7 +36,7 @@ def assert_agree(gallery: Gallery, queries: np.ndarray, k: int, **how: object) -
 
 
 @pytest.mark.usefixtures("cluster")
-@pytest.mark.parametrize("lists", ["anchor", "label"])
+@pytest.mark.parametrize("lists", ["anchor", pytest.param("label", marks=pytest.mark.soak)])
 def test_the_same_hits(tmp_path: Path, lists: str) -> None:
     chance = np.random.default_rng(0)
     anchors = chance.normal(size=(4, DIM))

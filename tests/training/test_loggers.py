@@ -158,6 +158,7 @@ def test_all_of_them_hold_what_history_holds_and_a_resumed_run_goes_on_there(
     assert seen["train/loss"][3] == pytest.approx(wanted["train/loss"][3], rel=1e-6)
 
 
+@pytest.mark.soak
 def test_of_two_processes_one_logs(quick: list[str], tmp_path: Path, store: str) -> None:
     where = ["logger=[wandb,mlflow,csv]", "logger.wandb.mode=offline", f"logger.mlflow.tracking_uri='{store}'"]
     how = ["trainer.devices=2", "trainer.accelerator=cpu", "recipe.epochs=2"]

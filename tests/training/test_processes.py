@@ -297,6 +297,7 @@ def test_who_was_stopped_since_another_was_killed_is_not_the_reason(killed: bool
     assert ("was killed (SIGKILL)" in str(found)) is killed
 
 
+@pytest.mark.soak
 def test_the_jobs_of_a_sweep_in_processes_of_their_own(tmp_path: Path) -> None:
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     overrides = [one for one in sample(tmp_path) if not one.startswith("hydra.run")]
@@ -325,6 +326,7 @@ def test_settings_that_cannot_be_met(tiny: list[str], tmp_path: Path, monkeypatc
         train(overrides=[*tiny, *sharp], folder=tmp_path / "run")
 
 
+@pytest.mark.soak
 def test_python_starts_processes_and_hears_why_they_end(tiny: list[str], tmp_path: Path) -> None:
     overrides = [*tiny, "trainer.accelerator=cpu", "trainer.devices=2", "recipe.epochs=1"]
     with pytest.raises(ConfigError, match="The loss contrastive compares the pictures of a batch"):
