@@ -41,14 +41,13 @@ wheel: $(VENV)/.dev
 clean:
 	rm -rf $(VENV) build dist site src/*.egg-info
 
-# A stamp per set of dependencies: nothing is installed, let alone downloaded, twice. What is never imported need not be
-# compiled.
+# A stamp per set of dependencies: nothing is installed, let alone downloaded, twice.
 $(VENV)/.core: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --no-compile --editable ".[serve]"
+	$(BIN)/python -m pip install --editable ".[serve]"
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --no-compile --editable ".[dev]"
+	$(BIN)/python -m pip install --editable ".[dev]"
 	@touch $@ $(VENV)/.core
 
 $(BIN)/python:
