@@ -16,7 +16,9 @@ from kedge.training.settings import Settings
 
 ROOT = Path(str(files("kedge.config")))
 GROUPS = {
-    folder.name: sorted(path.stem for path in folder.glob("*.yaml")) for folder in ROOT.iterdir() if folder.is_dir()
+    folder.name: sorted(path.stem for path in folder.glob("*.yaml"))
+    for folder in ROOT.iterdir()
+    if folder.is_dir() and not path.name.startswith("__")
 }
 NEEDED = {
     "arrays": ["dataset.path=x.npz"],
