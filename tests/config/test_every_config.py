@@ -18,7 +18,7 @@ ROOT = Path(str(files("kedge.config")))
 GROUPS = {
     folder.name: sorted(path.stem for path in folder.glob("*.yaml"))
     for folder in ROOT.iterdir()
-    if folder.is_dir() and not path.name.startswith("__")
+    if folder.is_dir() and not folder.name.startswith("__")
 }
 NEEDED = {
     "arrays": ["dataset.path=x.npz"],
