@@ -40,6 +40,8 @@ nearest to an anchor, whatever its label.
 - ResNets begin with a 3 × 3 convolution and no pooling where pictures have at most 64 pixels. The paper does not say.
 - The plateau is seen on a tenth of the training pictures, which are held out with the recipe `paper`; `kedge` trains on
   all of them. On which pictures its settings were chosen is said [there](recipe.md).
+- The recipe `kedge` was made for CAM. Where another loss cannot use it (SGD's rates, mixed pictures), it has Adam with
+  rate 1e-3 and, for pairs and proxies, no CutMix (`config/recipe/loss/`); nothing was tuned for the other losses.
 - Training is in bfloat16 on a GPU, and the gallery is the whole training set.
 """
 
