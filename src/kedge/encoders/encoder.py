@@ -86,8 +86,9 @@ def build_encoder(
         stem: how a ResNet begins. ``imagenet``: 7 x 7, stride 2, then max-pooling; ``small``: 3 x 3,
             stride 1, no max-pooling; ``auto``: ``small`` for pictures of up to 64 pixels trained from scratch,
             otherwise ``imagenet``.
-        head: ``none`` (the pooled features themselves), ``linear``, ``bounded`` (for CAM), or ``unit`` (a linear
-            layer, then divided by the length: for losses of cosines).
+        head: ``none`` (the pooled features themselves), ``linear``, ``bounded`` (a linear layer for the paper's CAM),
+            ``batchnorm`` (features of one scale, for a classifier on a frozen encoder), or ``unit`` (a linear layer,
+            then divided by the length: for losses of cosines).
         weights: ``None`` (random), ``default``, a torchvision name such as ``IMAGENET1K_V1``, a file
             (``.pth``, ``.pt``, ``.safetensors``), or the folder of a model or run of Kedge's own; for Hugging Face's,
             ``default`` or a folder. A ``small`` stem keeps its first convolution random where the pretrained one has

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from kedge.errors import ConfigError
 
-__all__ = ["GAIN", "HEADS", "BoundedHead", "UnitHead", "build_head"]
+__all__ = ["GAIN", "HEADS", "BatchNormHead", "BoundedHead", "UnitHead", "build_head"]
 
-HEADS = ("none", "linear", "bounded", "unit")
+HEADS = ("none", "linear", "bounded", "batchnorm", "unit")
 
 GAIN = 3.0
 
@@ -52,6 +52,17 @@ class BoundedHead(nn.Module):
         return normed * self.scale
 
 
+class BatchNormHead(nn.Module):
+    """Batch normalisation without affine parameters, times ``GAIN / sqrt(width)``: features of one scale."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(width, affine=False)
+        self.scale = GAIN / math.sqrt(width)
+
+    forward = BoundedHead.bounded
+
+
 class UnitHead(nn.Module):
     """A linear layer whose output is divided by its length: embeddings on the unit sphere.
 
@@ -75,11 +86,14 @@ class UnitHead(nn.Module):
 
 
 def build_head(kind: str, width: int, dim: int) -> nn.Module:
-    """The head called ``kind``; ``none`` becomes a linear layer where ``dim`` is not the backbone's width."""
+    """The head called ``kind``; where ``dim`` is not the width, ``none`` and ``batchnorm`` get a linear layer."""
     if kind not in HEADS:
         raise ConfigError(f"head must be one of {', '.join(HEADS)}; found {kind!r}.")
     if kind == "bounded":
         return BoundedHead(width, dim)
+    if kind == "batchnorm":
+        norm = BatchNormHead(width)
+        return norm if dim == width else nn.Sequential(norm, nn.Linear(width, dim))
     if kind == "unit":
         return UnitHead(width, dim)
     if kind == "none" and dim == width:

@@ -1,4 +1,4 @@
-"""The protocol: test pictures are queries, the whole training set is the gallery, four ways to search it."""
+"""The protocol: test images are queries, the whole training set is the gallery, five ways to search it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def evaluate_embeddings(
     meta: Mapping[str, Any] | None = None,
     memory: int = DEFAULT_MEMORY,
 ) -> Report:
-    """Score embeddings under brute force and under lists.
+    """Score embeddings under brute force, by Euclidean distance and by cosine, and under lists.
 
     A route is the class a model sends an embedding to (the nearest anchor, the classifier's choice, the
     nearest class mean). Queries look into the list of their route; items sit in the list of their label
@@ -49,11 +49,13 @@ def evaluate_embeddings(
     share = own_share(len(queries)) if shared else range(len(queries))
     own = slice(share.start, share.stop)
 
-    def search(lists: Array | None = None, rest: Rest = "dropped") -> Ranking:
+    def search(
+        lists: Array | None = None, rest: Rest = "dropped", among: tuple[Array, Array] = (queries, gallery)
+    ) -> Ranking:
         ranking = rank_relevant(
-            queries[own],
+            among[0][own],
             query_labels[own],
-            gallery,
+            among[1],
             gallery_labels,
             ks=(1, 20, 100),
             query_lists=None if lists is None else query_routes[own],
@@ -66,6 +68,7 @@ def evaluate_embeddings(
     brute_force = search()
     return Report(
         brute_force=_scores(brute_force),
+        brute_force_cosine=_scores(search(among=(_unit(queries), _unit(gallery)))),
         label_lists=_scores(search(gallery_labels)),
         label_lists_rest_last=_scores(search(gallery_labels, rest="last")),
         anchor_lists=_scores(search(gallery_routes)),
@@ -155,6 +158,11 @@ def _of_all(ranking: Ranking) -> Ranking:
     """The scores of all processes' queries."""
     precision = {k: gather_rows(values) for k, values in ranking.precision.items()}
     return Ranking(gather_rows(ranking.average_precision), precision, gather_rows(ranking.relevant))
+
+
+def _unit(embeddings: Array) -> Tensor:
+    """Embeddings of length 1, whose Euclidean distances rank as their cosines do."""
+    return torch.nn.functional.normalize(torch.as_tensor(embeddings), dim=1)
 
 
 def _scores(ranking: Ranking) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
@@ -12,7 +13,7 @@ from rich.console import RenderableType
 from kedge.errors import DataError
 from kedge.files import whole_file
 
-METHODS = ("brute_force", "label_lists", "label_lists_rest_last", "anchor_lists")
+METHODS = ("brute_force", "brute_force_cosine", "label_lists", "label_lists_rest_last", "anchor_lists")
 METRICS = ("mAP", "P@20", "P@100")
 
 
@@ -21,6 +22,7 @@ class Report:
     """The scores of one model on one dataset; each method maps mAP, P@20 and P@100 to a number."""
 
     brute_force: dict[str, float]
+    brute_force_cosine: dict[str, float]
     label_lists: dict[str, float]
     label_lists_rest_last: dict[str, float]
     anchor_lists: dict[str, float]
@@ -43,6 +45,9 @@ class Report:
     def from_json(cls, content: Any) -> Self:
         """The report with this content; DataError where it is none."""
         names = {one.name for one in fields(cls)}
+        if isinstance(content, dict) and content.keys() == names - {"brute_force_cosine"}:
+            # Written by 0.1, which did not measure it.
+            content = {**content, "brute_force_cosine": dict.fromkeys(METRICS, math.nan)}
         if not isinstance(content, dict) or content.keys() != names:
             raise DataError(f"A report has the keys {', '.join(sorted(names))}; this content has others.")
         for method in METHODS:

@@ -13,6 +13,7 @@ from kedge.evaluation.report import METHODS, METRICS, Report
 
 TITLES = {
     "brute_force": "brute force",
+    "brute_force_cosine": "brute force, cosine",
     "label_lists": "label lists",
     "label_lists_rest_last": "label lists, rest last",
     "anchor_lists": "anchor lists",

@@ -41,6 +41,7 @@ class Network(nn.Module):
     weight: Tensor
     bias: Tensor
     anchors: Tensor
+    expected: Tensor
 
     def __init__(self, model: Model, *, pixels: bool = True, anchors: bool = False, batch: int | None = None) -> None:
         super().__init__()
@@ -53,13 +54,19 @@ class Network(nn.Module):
         self.inputs = ("pixels",) if pixels else ("images",)
         self.outputs = ("embeddings", "scores") if anchors else ("embeddings",)
         self.batch = batch
-        self.has_logits = anchors and model.classifier is not None
+        self.has_logits = anchors and model.classifier is not None and not model.posterior
         # Only buffers that are used, and none that are None: torch.export would count them wrongly.
-        if anchors and model.classifier is not None:
+        if self.has_logits and model.classifier is not None:
             for name, part in zip(("weight", "bias"), model.classifier, strict=True):
                 self.register_buffer(name, part.cpu())
         elif anchors and model.anchors is not None:
             self.register_buffer("anchors", model.anchors.cpu())
+        # What `Model.project` makes of the encoder's outputs.
+        self.posterior, self.normalize = model.posterior, model.normalize
+        if model.posterior and model.classifier is not None and model._anchors is not None:
+            for name, part in zip(("weight", "bias"), model.classifier, strict=True):
+                self.register_buffer(name, part.cpu())
+            self.register_buffer("expected", model._anchors.cpu())
         self.about = self._about(model)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
@@ -67,6 +74,10 @@ class Network(nn.Module):
         if self.inputs == ("pixels",):
             images = self.preprocessing.normalise(images)
         embeddings: Tensor = self.encoder(images, mirror=self.preprocessing.mirror)
+        if self.posterior:
+            embeddings = F.linear(embeddings, self.weight, self.bias).softmax(dim=1) @ self.expected
+        if self.normalize:
+            embeddings = F.normalize(embeddings, dim=1)
         return (embeddings, self._scores(embeddings)) if len(self.outputs) == 2 else (embeddings,)
 
     def draw(self, count: int) -> Tensor:

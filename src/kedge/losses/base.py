@@ -32,6 +32,9 @@ class RetrievalLoss(nn.Module):
     Otherwise it is a mean over pictures, plus parts that know none: such means of parts of a batch can be averaged.
     """
 
+    normalize: bool = False
+    """Whether a model trained with it should divide its embeddings by their length."""
+
     @classmethod
     def heads_for(cls, make: Callable[..., RetrievalLoss]) -> tuple[str, ...]:
         """The heads for one configuration of it, asked before there is an encoder.
@@ -40,6 +43,11 @@ class RetrievalLoss(nn.Module):
         """
         del make
         return cls.heads
+
+    @property
+    def lr_mult(self) -> float:
+        """The learning rate of its own parameters under SGD, as a multiple of what the recipe says."""
+        return 1.0
 
     @property
     def compiles(self) -> bool:
@@ -60,6 +68,10 @@ class RetrievalLoss(nn.Module):
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """The loss, a scalar."""
         return functools.reduce(torch.add, self.components(embeddings, labels).values())
+
+    def embed(self, outputs: Tensor) -> Tensor:
+        """The embeddings that a model makes of the encoder's outputs: for most losses the outputs themselves."""
+        return outputs
 
     def predict(self, embeddings: Tensor) -> Tensor | None:
         """The class of each embedding, or None where the loss knows no classes."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kedge.errors import ConfigError
@@ -19,10 +20,12 @@ from kedge.losses.base import (
     in_full_precision,
 )
 from kedge.losses.known import own_directions, with_gradient
+from kedge.losses.posterior import by_rows, posterior_mean
 from kedge.losses.repeller import few, repeller
 
 __all__ = ["CAMLoss", "attractor", "minimum_norm", "mixed_attractor", "nearest", "repeller"]
 
+_CLASSES_AT_FULL_RATE = 40
 _POINTS, _ANCHORS = 2048, 16384
 """So many by so many distances are held at a time."""
 
@@ -50,6 +53,14 @@ def in_one_order(labels: Tensor, anchors: Tensor) -> Tensor:
     """The same as a product: on a GPU, the backward of a lookup adds up in another order each time."""
     classes = torch.arange(len(anchors), device=anchors.device)
     return (labels.unsqueeze(1) == classes).to(anchors.dtype) @ anchors
+
+
+def _log_loss(logits: Tensor, labels: Tensor, others: Tensor | None = None, weights: Tensor | None = None) -> Tensor:
+    """−log softmax at the label, mean over the batch; of a mixed image that of both its labels, by their shares."""
+    if others is None or weights is None:
+        return F.cross_entropy(logits, labels.long())
+    own, other = (F.cross_entropy(logits, one.long(), reduction="none") for one in (labels, others))
+    return torch.lerp(other, own, weights.to(own.dtype)).mean()
 
 
 def minimum_norm(anchors: Tensor, min_norm: float) -> Tensor:
@@ -93,6 +104,14 @@ class CAMLoss(RetrievalLoss):
 
     L = mean ½‖e − c_y‖² + ½ Σ max(0, 2m − ‖c_y − c_y'‖)² + ½ Σ max(0, p − ‖c_y‖)²
 
+    With `discriminate=λ` (off in the paper) a linear classifier reads the encoder's output f, p = softmax(W f + b), and
+
+    e = Σ_j p_j c_j        is the embedding: the expected anchor, a point in the anchors' convex hull (`embed`);
+    λ · mean −log p_y      is added to the loss, the other half of class anchor clustering (Miller et al. 2021).
+
+    The attractor's gradient fades with p_y, the log loss's does not: see `docs/explanation/loss.md`. The anchors are
+    moved by the paper's three parts alone. `normalize` says that a model should divide embeddings by their length.
+
     With `repel_sample`, the repeller is an unbiased estimate from so many anchors, drawn anew each time, against all:
     for hundreds of thousands of classes.
 
@@ -121,12 +140,16 @@ class CAMLoss(RetrievalLoss):
         repel: bool = True,
         keep_norm: bool = True,
         repel_sample: int | None = None,
+        discriminate: float = 0.0,
+        normalize: bool = False,
     ) -> None:
         super().__init__()
         check_number("margin", margin, above=True)
         check_number("min_norm", min_norm)
         check_switch("repel", repel)
         check_switch("keep_norm", keep_norm)
+        check_number("discriminate", discriminate)
+        check_switch("normalize", normalize)
         if repel_sample is not None:
             check_count("repel_sample", repel_sample, otherwise="null for all anchors")
         self.margin = margin
@@ -134,7 +157,30 @@ class CAMLoss(RetrievalLoss):
         self.repel = repel
         self.keep_norm = keep_norm
         self.repel_sample = repel_sample
+        self.discriminate = discriminate
+        self.normalize = normalize
+        self.classifier = nn.Linear(dim, num_classes) if discriminate else None
+        if self.classifier is not None:
+            nn.init.zeros_(self.classifier.weight)
+            nn.init.zeros_(self.classifier.bias)
         self.anchors = nn.Parameter(start_anchors(num_classes, dim, margin=margin, min_norm=min_norm, init=init))
+
+    @classmethod
+    def heads_for(cls, make: Callable[..., RetrievalLoss]) -> tuple[str, ...]:
+        """A classifier reads the features themselves; without one, the embedding comes from a bounded linear layer."""
+        small = make(num_classes=2, dim=2)
+        # Not "bounded": that layer starts at zero as the classifier does, and neither would give the other a gradient.
+        reads_features = isinstance(small, CAMLoss) and small.classifier is not None
+        return ("none", "batchnorm", "linear") if reads_features else cls.heads
+
+    @property
+    def lr_mult(self) -> float:
+        """With `discriminate`, 1 from 40 classes on, and less below.
+
+        The curvature of a log loss in its classifier's weights is E[p(1 − p) f fᵀ], which falls with the number of
+        classes t as 1/t: what is stable among a hundred is four times too fast among ten.
+        """
+        return 1.0 if self.classifier is None else min(1.0, len(self.anchors) / _CLASSES_AT_FULL_RATE)
 
     @property
     def compiles(self) -> bool:
@@ -142,22 +188,24 @@ class CAMLoss(RetrievalLoss):
         return few(self.anchors) and self.repel_sample is None
 
     def components(self, embeddings: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """`attractor`, `repeller` and `minimum_norm`; a part that is switched off is zero."""
-        return self._parts(embeddings, labels, attractor)
+        """`attractor`, `repeller` and `minimum_norm`, zero where switched off; with it, `discriminate`."""
+        return self._parts(embeddings, labels)
 
     def mixed_components(
         self, embeddings: Tensor, labels: Tensor, others: Tensor, weights: Tensor
     ) -> dict[str, Tensor]:
-        """The same with a mixed image attracted to both anchors, by their shares."""
+        """The same with a mixed image attracted to, and taken for, both its classes, by their shares."""
+        return self._parts(embeddings, labels, others, weights)
 
-        def attract(points: Tensor, own: Tensor, anchors: Tensor) -> Tensor:
-            return mixed_attractor(points, own, others, weights, anchors)
+    def embed(self, outputs: Tensor) -> Tensor:
+        """The embeddings of the encoder's outputs: the same or, with `discriminate`, the expected anchors."""
+        if self.classifier is None:
+            return outputs
+        with torch.autocast(outputs.device.type, enabled=False):
+            weight, bias = self.classifier.weight, self.classifier.bias
+            return posterior_mean(in_full_precision(outputs), weight, bias, self.anchors)
 
-        return self._parts(embeddings, labels, attract)
-
-    def _parts(
-        self, embeddings: Tensor, labels: Tensor, attract: Callable[[Tensor, Tensor, Tensor], Tensor]
-    ) -> dict[str, Tensor]:
+    def _parts(self, embeddings: Tensor, labels: Tensor, *mixed: Tensor) -> dict[str, Tensor]:
         num_classes, dim = self.anchors.shape
         if embeddings.ndim != 2 or embeddings.shape[1] != dim:
             raise ConfigError(f"embeddings must be batch × {dim}, found {' × '.join(map(str, embeddings.shape))}.")
@@ -166,14 +214,31 @@ class CAMLoss(RetrievalLoss):
             embeddings, anchors = in_full_precision(embeddings), in_full_precision(self.anchors)
             off = anchors.new_zeros
             return {
-                "attractor": attract(embeddings, labels, anchors),
+                **self._attract(embeddings, labels, mixed, anchors),
                 "repeller": repeller(anchors, self.margin, self.repel_sample) if self.repel else off(()),
                 "minimum_norm": minimum_norm(anchors, self.min_norm) if self.keep_norm else off(()),
             }
 
+    def _attract(
+        self, outputs: Tensor, labels: Tensor, mixed: tuple[Tensor, ...], anchors: Tensor
+    ) -> dict[str, Tensor]:
+        """The parts that reach the encoder."""
+        attract: Callable[..., Tensor] = mixed_attractor if mixed else attractor
+        classifier = self.classifier
+        if classifier is None:
+            return {"attractor": attract(outputs, labels, *mixed, anchors)}
+
+        def summed(points: Tensor, *labelled: Tensor) -> Tensor:
+            logits = classifier(points)
+            expected = logits.softmax(dim=1) @ anchors.detach()
+            return torch.stack([attract(expected, *labelled, anchors), _log_loss(logits, *labelled)]) * len(points)
+
+        pulled, told = by_rows(summed, (outputs, labels, *mixed), len(anchors)).unbind()
+        return {"attractor": pulled / len(labels), "discriminate": told * (self.discriminate / len(labels))}
+
     @torch.no_grad()
     def predict(self, embeddings: Tensor) -> Tensor:
-        """The class of the nearest anchor, for each embedding."""
+        """The class of the nearest anchor, for each embedding (of `embed`)."""
         with torch.autocast(embeddings.device.type, enabled=False):
             return nearest(in_full_precision(embeddings), in_full_precision(self.anchors))
 
@@ -181,4 +246,6 @@ class CAMLoss(RetrievalLoss):
         """The settings, for printing."""
         num_classes, dim = self.anchors.shape
         switches = f"repel={self.repel}, keep_norm={self.keep_norm}, repel_sample={self.repel_sample}"
-        return f"num_classes={num_classes}, dim={dim}, margin={self.margin}, min_norm={self.min_norm}, {switches}"
+        beyond = f"discriminate={self.discriminate:g}, normalize={self.normalize}"
+        sizes = f"num_classes={num_classes}, dim={dim}, margin={self.margin}, min_norm={self.min_norm}"
+        return f"{sizes}, {switches}, {beyond}"

@@ -16,7 +16,7 @@ class CrossEntropyLoss(RetrievalLoss):
     """−log softmax(W e + b)_y, mean over the batch; `classifier` holds W and b."""
 
     name = "cross_entropy"
-    heads: ClassVar[tuple[str, ...]] = ("none", "linear", "bounded")
+    heads: ClassVar[tuple[str, ...]] = ("none", "batchnorm", "linear", "bounded")
     compares: ClassVar[bool] = False
 
     def __init__(self, num_classes: int, dim: int, label_smoothing: float = 0.0) -> None:

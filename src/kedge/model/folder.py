@@ -24,7 +24,8 @@ from kedge.errors import ModelError
 
 __all__ = ["described", "kedge_version", "read_folder", "write_folder"]
 
-FORMAT = 1
+FORMAT = 2
+"""2: the description may say `posterior` or `normalize`, which an older reader would not apply."""
 KIND = "kedge-model"
 _DESCRIPTION = "model.json"
 _WEIGHTS = "weights.safetensors"

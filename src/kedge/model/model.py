@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from kedge.encoders import Encoder
 from kedge.errors import ConfigError, ModelError
 from kedge.images import Preprocessing
+from kedge.losses.posterior import posterior_mean
 from kedge.model import hub
 from kedge.model.engines import Engines
 from kedge.model.folder import read_folder, write_folder
@@ -47,6 +48,8 @@ class Model:
         preprocessing: how a picture becomes the encoder's input.
         classifier: a linear layer n -> t, or its weight and bias, where the loss trained one.
         loss: the name of the loss it was trained with.
+        posterior: whether an embedding is the expected anchor under the classifier (`CAMLoss.embed`).
+        normalize: whether embeddings, and with them the anchors, have length 1: distances then rank as cosines do.
     """
 
     def __init__(
@@ -58,6 +61,8 @@ class Model:
         preprocessing: Preprocessing,
         classifier: nn.Linear | tuple[Tensor, Tensor] | None = None,
         loss: str = "cam",
+        posterior: bool = False,
+        normalize: bool = False,
     ) -> None:
         self.encoder = encoder
         self._engines = Engines()
@@ -66,7 +71,12 @@ class Model:
         self.loss = loss
         if not all(isinstance(name, str) for name in self.classes) or len(set(self.classes)) < len(self.classes):
             raise ConfigError("classes must be names that all differ.")
-        self.anchors = None if anchors is None else self._own("anchors", anchors, len(self.classes), encoder.dim)
+        self._anchors = None if anchors is None else self._own("anchors", anchors, len(self.classes), encoder.dim)
+        self.posterior, self.normalize = posterior, normalize
+        if posterior and (anchors is None or classifier is None):
+            raise ConfigError("posterior=True needs anchors and a classifier: the embedding is the expected anchor.")
+        if normalize and not posterior and classifier is not None:
+            raise ConfigError("normalize=True needs anchors to classify by: a classifier reads embeddings as they are.")
         self.classifier: tuple[Tensor, Tensor] | None = None
         if classifier is not None:
             weight, bias = _weight_and_bias(classifier)
@@ -87,6 +97,11 @@ class Model:
         return self.encoder.dim
 
     @property
+    def anchors(self) -> Tensor | None:
+        """The anchors in the space of the embeddings, t x n."""
+        return F.normalize(self._anchors, dim=1) if self.normalize and self._anchors is not None else self._anchors
+
+    @property
     def device(self) -> torch.device:
         """Where the encoder is."""
         return next(self.encoder.parameters()).device
@@ -95,8 +110,8 @@ class Model:
         """Move to ``device``: ``auto`` (a GPU if there is one), ``cpu``, ``cuda``, ``cuda:1`` ..."""
         place = _device(device)
         self.encoder.to(place)
-        if self.anchors is not None:
-            self.anchors = self.anchors.to(place)
+        if self._anchors is not None:
+            self._anchors = self._anchors.to(place)
         if self.classifier is not None:
             weight, bias = self.classifier
             self.classifier = (weight.to(place), bias.to(place))
@@ -153,10 +168,16 @@ class Model:
         with torch.inference_mode():
             images = self.preprocessing.normalise(pixels.to(self.device))
             if images.is_cpu and not self.encoder.training:
-                return self._engines.embed(self.encoder, images, mirror=mirror)
+                return self.project(self._engines.embed(self.encoder, images, mirror=mirror))
             with _evaluating(self.encoder):
-                embeddings: Tensor = self.encoder(images, mirror=mirror)
-        return embeddings
+                return self.project(self.encoder(images, mirror=mirror))
+
+    def project(self, outputs: Tensor) -> Tensor:
+        """From the encoder's outputs to embeddings: themselves, unless `posterior` or `normalize` says otherwise."""
+        if self.posterior and self._anchors is not None and self.classifier is not None:
+            with torch.autocast(outputs.device.type, enabled=False):
+                outputs = posterior_mean(outputs.float(), *self.classifier, self._anchors)
+        return F.normalize(outputs, dim=1) if self.normalize else outputs
 
     def scores(self, embeddings: Tensor) -> Tensor:
         """N x t, higher is nearer: the classifier's logits if there is one, otherwise minus the distance."""
@@ -166,7 +187,7 @@ class Model:
         place = embeddings.device
         with torch.autocast(place.type, enabled=False):
             points = embeddings.to(dtype)
-            if self.classifier is not None:
+            if self.classifier is not None and not self.posterior:
                 weight, bias = (part.to(place, dtype) for part in self.classifier)
                 return F.linear(points, weight, bias)
             if self.anchors is None:
@@ -190,7 +211,8 @@ class Model:
     @property
     def fingerprint(self) -> str:
         """16 hexadecimal digits that change with the weights, the anchors or the preprocessing."""
-        setup = {"encoder": self.encoder.spec, "preprocessing": self.preprocessing.to_json()}
+        setup: dict[str, Any] = {"encoder": self.encoder.spec, "preprocessing": self.preprocessing.to_json()}
+        setup |= {name: True for name in ("posterior", "normalize") if getattr(self, name)}
         digest = hashlib.sha256(json.dumps(setup, sort_keys=True).encode())
         for name, tensor in sorted(self._tensors().items()):
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -205,6 +227,8 @@ class Model:
             "classes": list(self.classes),
             "loss": self.loss,
             "preprocessing": self.preprocessing.to_json(),
+            "posterior": self.posterior,
+            "normalize": self.normalize,
             "fingerprint": self.fingerprint,
         }
         write_folder(path, description, self._tensors())
@@ -228,6 +252,8 @@ class Model:
                 preprocessing=Preprocessing.from_json(description["preprocessing"]),
                 classifier=(tensors["classifier.weight"], tensors["classifier.bias"]) if with_classifier else None,
                 loss=description["loss"],
+                posterior=bool(description.get("posterior", False)),
+                normalize=bool(description.get("normalize", False)),
             )
         except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
             reason = " ".join(str(error).split())
@@ -282,8 +308,8 @@ class Model:
 
     def _tensors(self) -> dict[str, Tensor]:
         tensors = {f"encoder.{name}": tensor for name, tensor in self.encoder.state_dict().items()}
-        if self.anchors is not None:
-            tensors["anchors"] = self.anchors
+        if self._anchors is not None:
+            tensors["anchors"] = self._anchors
         if self.classifier is not None:
             tensors["classifier.weight"], tensors["classifier.bias"] = self.classifier
         return tensors

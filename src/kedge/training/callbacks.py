@@ -19,7 +19,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from kedge.files import whole_file
 from kedge.processes import agreed
 from kedge.training.averaging import Averaging
-from kedge.training.module import RetrievalTraining
+from kedge.training.module import CHOICE, RetrievalTraining
 
 __all__ = ["BEST", "KEPT", "LAST", "BestAndLast", "History", "TrainingProgress", "WholeCheckpoints"]
 
@@ -47,7 +47,7 @@ class WholeCheckpoints(TorchCheckpointIO):
 
 
 class BestAndLast(Checkpoint):
-    """Saves every epoch as the last one, and as the best one if no other had a better target metric.
+    """Saves every epoch as the last one, and as the best one if no earlier one had a higher mAP of held-out images.
 
     The last one is all that resuming needs; the best one, or the final one where nothing is held out, is the weights
     alone. Unlike the trainer's own, it saves the last epoch whether or not it is the best, and a run may be moved.
@@ -75,8 +75,8 @@ class BestAndLast(Checkpoint):
             weights = {"state_dict": self._weights(pl_module), "epoch": trainer.current_epoch}
             trainer.strategy.save_checkpoint(weights, self.folder / KEPT.format(done))
         if isinstance(pl_module, RetrievalTraining) and pl_module.validated:
-            value = trainer.callback_metrics[pl_module.target[0]].item()
-            if self.best is None or value > self.best:
+            value = trainer.callback_metrics[CHOICE].item()
+            if self.best is None or value >= self.best:  # of equals the later one, which has learned longer
                 self.best = value
                 self._keep(trainer.current_epoch, pl_module)
         elif final:
@@ -142,8 +142,7 @@ class History(Callback):
         }
         if isinstance(pl_module, RetrievalTraining):
             if pl_module.validated:
-                name = pl_module.target[0]
-                row[name] = trainer.callback_metrics[name].item()
+                row |= {name: trainer.callback_metrics[name].item() for name in pl_module.watched}
             means = pl_module.shown(pl_module.running_means())
             row |= {f"train/{name}": value for name, value in means.items()}
         self._rows.append({name: str(value) for name, value in row.items()})
@@ -179,7 +178,7 @@ class History(Callback):
 
 
 class TrainingProgress(Callback):
-    """One bar for the whole run with the loss's parts, the target metric and the time left.
+    """One bar for the whole run with the loss's parts, the metrics of held-out images and the time left.
 
     Where the output is no terminal, a line per epoch instead.
     """
@@ -219,10 +218,10 @@ class TrainingProgress(Callback):
         self._show(trainer, pl_module)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Take over the target metric."""
-        name = getattr(pl_module, "target", ("",))[0]
-        if name in trainer.callback_metrics:
-            self._metric = f"{name} {trainer.callback_metrics[name].item():.3f}"
+        """Take over the metrics of held-out images."""
+        found = trainer.callback_metrics
+        shown = [name for name in getattr(pl_module, "watched", ()) if name in found]
+        self._metric = "  ".join(f"{name} {found[name].item():.3f}" for name in shown)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Without a terminal: the epoch's line."""

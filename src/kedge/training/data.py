@@ -18,8 +18,9 @@ __all__ = ["Batch", "Examples", "Resident", "TrainingData", "fits_on", "seed_of"
 
 Batch = tuple[Tensor, Tensor]
 
-_REFERENCE_AT_MOST = 10_000
-"""So many training images serve as the gallery of the 1-NN target metric."""
+_GALLERY = 10_000
+_GALLERY_PER_CLASS, _GALLERY_AT_LEAST = 20, 1_000
+"""So many training images are the gallery of the held-out ones; fewer where the 1-NN accuracy is not the target."""
 
 
 _SHARE = 0.5
@@ -160,7 +161,10 @@ class EpochOrder(Sampler[int]):
 
 
 class TrainingData(L.LightningDataModule):
-    """Training batches, held-out batches and, where the target metric is 1-NN accuracy, its gallery."""
+    """Training batches, held-out batches and the gallery these are searched in.
+
+    `classes` is their number, or None for a loss that knows none, whose target metric is 1-NN accuracy.
+    """
 
     def __init__(
         self,
@@ -169,7 +173,7 @@ class TrainingData(L.LightningDataModule):
         *,
         batch_size: int,
         seed: int,
-        with_reference: bool,
+        classes: int | None,
         for_gpu: bool = False,
         layout: Layout = ALONE,
     ) -> None:
@@ -180,7 +184,10 @@ class TrainingData(L.LightningDataModule):
         """The batch of all processes."""
         self.batch_size = self.whole // layout.parts
         self.seed = seed
-        self.with_reference = with_reference
+        self.gallery = (
+            _GALLERY if classes is None else min(_GALLERY, max(_GALLERY_AT_LEAST, _GALLERY_PER_CLASS * classes))
+        )
+        """How many training images the held-out ones are searched in."""
         self.for_gpu = for_gpu
 
     def train_dataloader(self) -> Iterable[Batch]:
@@ -189,14 +196,14 @@ class TrainingData(L.LightningDataModule):
         return self._batches(self.train, order, drop_last=True)
 
     def val_dataloader(self) -> list[Iterable[Batch]]:
-        """The held-out images, and behind them the gallery of the 1-NN metric; of both, this process's share."""
+        """The held-out images, and behind them the gallery they are searched in; of both, this process's share."""
         if self.held_out is None:
             return []
-        loaders = [self._batches(self.held_out, self._share(range(len(self.held_out))))]
-        if self.with_reference:
-            step = -(-len(self.train) // _REFERENCE_AT_MOST)
-            loaders.append(self._batches(self.train, self._share(range(0, len(self.train), step))))
-        return loaders
+        step = -(-len(self.train) // self.gallery)
+        return [
+            self._batches(self.held_out, self._share(range(len(self.held_out)))),
+            self._batches(self.train, self._share(range(0, len(self.train), step))),
+        ]
 
     def _share(self, rows: range) -> range:
         start, stop = (len(rows) * one // self.layout.processes for one in (self.layout.rank, self.layout.rank + 1))

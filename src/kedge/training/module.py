@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
 from kedge.errors import TrainingError
 from kedge.losses import RetrievalLoss
 from kedge.losses.base import in_full_precision
-from kedge.metrics import knn_accuracy
+from kedge.metrics import rank_relevant
 from kedge.processes import average_over_processes_, gather_rows
 from kedge.training.compiling import Fast, Forward
 from kedge.training.data import Batch, seed_of
@@ -23,8 +23,13 @@ from kedge.training.settings import Recipe
 from kedge.training.sharpness import Climb
 from kedge.training.step import Draws, Outcome, Step
 
-__all__ = ["RetrievalTraining"]
+__all__ = ["CHOICE", "RetrievalTraining"]
 
+CHOICE = "val/mAP"
+"""By this metric an epoch is chosen: brute-force mAP of held-out images among training images."""
+
+_IDLE, _IDLE_AT_MOST = 0.3, 0.15
+"""A run is idle while its embeddings' spread, as a share of the anchors', is below so much of its progress."""
 _NEXT_TO_NOTHING = 4e-6
 """The schedule divides by the last rate."""
 
@@ -77,6 +82,7 @@ class RetrievalTraining(L.LightningModule):
         self.validated = False
         """Whether this epoch ended with a look at the held-out images."""
         self._found: list[list[Batch]] = [[], []]
+        self._predicted: list[Batch] = []
 
     def use(self, fast: Fast) -> None:
         """Take a compiled step in place of the plain one."""
@@ -84,10 +90,15 @@ class RetrievalTraining(L.LightningModule):
 
     @property
     def target(self) -> tuple[str, Literal["max", "min"]]:
-        """The metric by which epochs are compared, and whether it should be `max` or `min`."""
+        """The metric that a plateau schedule watches, and whether it should be `max` or `min`."""
         if not self.held_out:
             return "train/loss", "min"
         return ("val/accuracy" if self.knows_classes else "val/knn1"), "max"
+
+    @property
+    def watched(self) -> tuple[str, ...]:
+        """The metrics of held-out images: the target, and by which the epoch is chosen."""
+        return (self.target[0], CHOICE)
 
     # ------------------------------------------------------------------ training
 
@@ -227,50 +238,62 @@ class RetrievalTraining(L.LightningModule):
         )
 
     def _warn_if_idle(self, spread: float, anchors: float) -> None:
-        """Say so when the embeddings sit at the mean of the anchors (most of training must not pass like that)."""
-        epoch = self.current_epoch + 1
-        if self._warned or epoch < max(2, round(self.recipe.epochs / 10)):
+        """Say so when the embeddings sit near the mean of the anchors (most of training must not pass like that)."""
+        epoch, epochs = self.current_epoch + 1, self.recipe.epochs
+        if self._warned or epoch < max(2, round(epochs / 10)):
             return
         share = spread / anchors if anchors > 0 else 1.0
-        if share < 0.05:
+        if share < min(_IDLE_AT_MOST, _IDLE * epoch / epochs):
             self._warned = True
             L.pytorch.utilities.rank_zero_warn(
-                f"After {epoch} of {self.recipe.epochs} epochs the embeddings still sit at the mean of the anchors "
-                f"(their spread is {share:.1%} of the anchors'): the encoder is not learning yet. "
-                f"{'Lower' if self.bounded else 'Use encoder.head=bounded, lower'} recipe.optimizer.lr (now "
-                f"{self.recipe.optimizer.lr:g}), or check that the labels fit the pictures."
+                f"After {epoch} of {epochs} epochs the embeddings still sit at the mean of the anchors "
+                f"(their spread is {share:.1%} of the anchors'): the encoder is hardly learning. "
+                f"{self._advice()}lower recipe.optimizer.lr (now {self.recipe.optimizer.lr:g}), "
+                "or check that the labels fit the images."
             )
+
+    def _advice(self) -> str:
+        if getattr(self.loss, "discriminate", 0):
+            return "Train for longer, "
+        return "Use loss.discriminate=4, " if self.bounded else "Use loss.discriminate=4 or encoder.head=bounded, "
 
     # ------------------------------------------------------------------ held-out images
 
     def on_validation_epoch_start(self) -> None:
         """Forget the last round."""
-        self._found = [[], []]
+        self._found, self._predicted = [[], []], []
 
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Embed held-out images (loader 0) and the 1-NN gallery (loader 1)."""
+        """Embed held-out images (loader 0) and the gallery they are searched in (loader 1)."""
         del batch_idx
         inputs, labels = batch
-        embeddings = in_full_precision(self._step[0].look(inputs))
-        if self._looks_at_once(embeddings) and not embeddings.isfinite().all():
+        outputs = in_full_precision(self._step[0].look(inputs))
+        if self._looks_at_once(outputs) and not outputs.isfinite().all():
             raise self._not_finite()
-        if self.knows_classes:
-            predicted = self.loss.predict(embeddings)
+        embeddings = self.loss.embed(outputs)
+        if self.loss.normalize:
+            embeddings = nn.functional.normalize(embeddings, dim=1)
+        self._found[dataloader_idx].append((embeddings, labels))
+        if self.knows_classes and dataloader_idx == 0:
+            predicted = self.loss.predict(self.loss.embed(outputs))
             if predicted is None:
                 raise TypeError(f"{type(self.loss).__name__}.predict returned nothing.")
-            embeddings = predicted
-        self._found[dataloader_idx].append((embeddings, labels))
+            self._predicted.append((predicted, labels))
 
     def on_validation_epoch_end(self) -> None:
-        """Log the target metric, which is that of all processes' images."""
-        found, labels = _join(self._found[0])
-        if self.knows_classes:
-            value = (found == labels).double().mean().item()
-        elif not found.isfinite().all():
+        """Log the metrics of all processes' held-out images."""
+        (queries, labels), (gallery, gallery_labels) = map(_join, self._found)
+        if not queries.isfinite().all() or not gallery.isfinite().all():
             raise self._not_finite()
+        ranking = rank_relevant(queries, labels, gallery, gallery_labels, ks=(1,))
+        if self.knows_classes:
+            predicted, labels = _join(self._predicted)
+            value = (predicted == labels).double().mean().item()
         else:
-            value = float(knn_accuracy(found, labels, *_join(self._found[1])))
+            value = float(ranking.precision[1].mean())
         self.log(self.target[0], value)
+        judged = ranking.relevant > 0
+        self.log(CHOICE, float(ranking.average_precision[judged].mean()) if judged.any() else 0.0)
         self.validated = True
 
     # ------------------------------------------------------------------ optimiser and schedule
@@ -280,21 +303,23 @@ class RetrievalTraining(L.LightningModule):
         wanted = self.recipe.optimizer
         in_head = {id(parameter) for parameter in self._head_parameters}
         backbone = [p for p in self.network.parameters() if id(p) not in in_head and p.requires_grad]
+        own_lr = wanted.lr * wanted.anchor_lr * (self.loss.lr_mult if wanted.name == "sgd" else 1.0)
         groups = [
             {"name": "backbone", "params": backbone, "lr": wanted.lr},
             {"name": "head", "params": self._head_parameters, "lr": wanted.lr / self.loss_scale},
             {
                 "name": "loss",
                 "params": list(self.loss.parameters()),
-                "lr": wanted.lr * wanted.anchor_lr / self.loss_scale,
+                "lr": own_lr / self.loss_scale,
                 "weight_decay": 0.0,
             },
         ]
         groups = [group for group in groups if group["params"]]
         optimizer: torch.optim.Optimizer
         fused = self.device.type == "cuda"
-        if wanted.name == "adam":
-            optimizer = torch.optim.Adam(groups, lr=wanted.lr, weight_decay=wanted.weight_decay, fused=fused)
+        if wanted.name in ("adam", "adamw"):
+            adam = torch.optim.AdamW if wanted.name == "adamw" else torch.optim.Adam
+            optimizer = adam(groups, lr=wanted.lr, weight_decay=wanted.weight_decay, fused=fused)
         else:
             optimizer = torch.optim.SGD(
                 groups,

@@ -197,7 +197,9 @@ class _Run:
         # The loss says which heads suit it, and the encoder's dimension is needed to build the loss.
         heads = loss_heads(self.config.loss)
         head = self.config.encoder.head
-        head = heads[0] if head == "auto" else head
+        if head == "auto":
+            # What a classifier is to read of a frozen encoder has whatever scale it was left with.
+            head = "batchnorm" if self.recipe.freeze and "batchnorm" in heads else heads[0]
         encoder: Encoder = build(self.config.encoder, head=head, image_size=size)
         loss: RetrievalLoss = build_loss(self.config.loss, num_classes=len(self.dataset.classes), dim=encoder.dim)
         if encoder.head_kind not in heads:
@@ -277,7 +279,7 @@ class _Run:
             held_out,
             batch_size=self.recipe.batch_size,
             seed=self.settings.seed,
-            with_reference=type(self.loss).predict is RetrievalLoss.predict,
+            classes=None if type(self.loss).predict is RetrievalLoss.predict else len(self.dataset.classes),
             for_gpu=self.device.type == "cuda",
             layout=self.layout,
         )
@@ -388,6 +390,8 @@ class _Run:
             preprocessing=self.preprocessing,
             classifier=getattr(self.loss, "classifier", None),
             loss=self.loss.name,
+            posterior=bool(getattr(self.loss, "discriminate", 0)),
+            normalize=self.loss.normalize,
         )
         anchors = getattr(self.loss, "anchors", None)
         if not isinstance(anchors, Tensor):

@@ -39,7 +39,7 @@ _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
 
 @dataclass(frozen=True)
 class Optimizer:
-    """SGD with Nesterov momentum, or Adam."""
+    """SGD with Nesterov momentum, Adam, or AdamW (decoupled weight decay)."""
 
     name: str = "sgd"
     lr: float = 0.1
@@ -48,7 +48,7 @@ class Optimizer:
     anchor_lr: float = 1.0
 
     def __post_init__(self) -> None:
-        _one_of("recipe.optimizer.name", self.name, ("sgd", "adam"))
+        _one_of("recipe.optimizer.name", self.name, ("sgd", "adam", "adamw"))
         _within("recipe.optimizer.lr", self.lr, above=0)
         _within("recipe.optimizer.momentum", self.momentum, least=0, below=1)
         _within("recipe.optimizer.weight_decay", self.weight_decay, least=0)
