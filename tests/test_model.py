@@ -21,7 +21,15 @@ CLASSES = ("ant", "bee", "cat")
 DIM = 6
 
 
-def make(seed: int = 0, *, classifier: bool = False, size: int | None = 16, anchors: bool = True) -> Model:
+def make(
+    seed: int = 0,
+    *,
+    classifier: bool = False,
+    size: int | None = 16,
+    anchors: bool = True,
+    posterior: bool = False,
+    normalize: bool = False,
+) -> Model:
     torch.manual_seed(seed)
     encoder = build_encoder("resnet10", dim=DIM, stem="imagenet", head="bounded")
     nn.init.normal_(encoder.head.linear.weight)
@@ -32,7 +40,9 @@ def make(seed: int = 0, *, classifier: bool = False, size: int | None = 16, anch
         classes=CLASSES,
         preprocessing=Preprocessing(size=size, mean=(0.4, 0.5, 0.6), std=(0.2, 0.2, 0.3)),
         classifier=nn.Linear(DIM, 3) if classifier else None,
-        loss="cross_entropy" if classifier else "cam",
+        loss="cross_entropy" if classifier and not posterior else "cam",
+        posterior=posterior,
+        normalize=normalize,
     )
 
 
@@ -271,6 +281,35 @@ def test_roundtrip(tmp_path: Path, classifier: bool, anchors: bool) -> None:
     if classifier or anchors:
         assert again.classify(pictures) == model.classify(pictures)
     assert (again.anchors is None) == (not anchors)
+
+
+@pytest.mark.parametrize(("posterior", "normalize"), [(True, False), (True, True), (False, True)])
+def test_embeddings_as_expected_anchors_and_of_length_one(tmp_path: Path, posterior: bool, normalize: bool) -> None:
+    plain = make(classifier=posterior)
+    model = make(classifier=posterior, posterior=posterior, normalize=normalize)
+    pictures = torch.randint(0, 256, (5, 3, 16, 16), dtype=torch.uint8)
+    wanted, anchors = plain.embed(pictures), plain.anchors
+    assert anchors is not None
+    if posterior:
+        assert plain.classifier is not None
+        weight, bias = plain.classifier
+        wanted = (wanted @ weight.T + bias).softmax(dim=1) @ anchors
+    if normalize:
+        wanted, anchors = (each / each.norm(dim=1, keepdim=True) for each in (wanted, anchors))
+    model.save(tmp_path / "model")
+    for each in (model, Model.load(tmp_path / "model", device="cpu")):
+        torch.testing.assert_close(each.embed(pictures), wanted)
+        torch.testing.assert_close(each.anchors, anchors)
+        # Classes are those of the nearest anchor in the space of the embeddings.
+        assert each.predict(pictures).indices.tolist() == torch.cdist(wanted, anchors).argmin(1).tolist()
+        assert each.fingerprint == model.fingerprint != plain.fingerprint
+
+
+def test_embeddings_that_cannot_be_projected() -> None:
+    with pytest.raises(ConfigError, match="posterior=True needs anchors and a classifier"):
+        make(posterior=True)
+    with pytest.raises(ConfigError, match="a classifier reads embeddings as they are"):
+        make(classifier=True, normalize=True)
 
 
 def test_roundtrip_of_timm(tmp_path: Path) -> None:

@@ -44,8 +44,10 @@ def test_every_column_equals_a_walk_down_the_results() -> None:
         if not right.any():
             continue
         by_label, by_anchor = gallery_labels[order] == routed, routes[1][order] == routed
+        cosines = gallery @ query / np.linalg.norm(gallery, axis=1)
         results = {
             "brute_force": order,
+            "brute_force_cosine": (-cosines).argsort(),
             "label_lists": order[by_label],
             "label_lists_rest_last": np.concatenate([order[by_label], order[~by_label]]),
             "anchor_lists": order[by_anchor],

@@ -53,6 +53,7 @@ def make(
     size: int | None = 32,
     mirror: bool = False,
     classifier: bool = False,
+    posterior: bool = False,
 ) -> Model:
     torch.manual_seed(0)
     stem = (
@@ -73,7 +74,9 @@ def make(
         classes=CLASSES,
         preprocessing=Preprocessing(size=size, mean=MEAN, std=STD, mirror=mirror),
         classifier=nn.Linear(dim, 3) if classifier else None,
-        loss="cross_entropy" if classifier else "cam",
+        loss="cross_entropy" if classifier and not posterior else "cam",
+        posterior=posterior,
+        normalize=posterior,
     )
     model.engine = "eager"  # what exports are compared with
     return model
@@ -112,7 +115,7 @@ def test_every_bundled_encoder_is_tested() -> None:
     assert {name for name in NAMES if ":" not in name} <= set(SIZES)
 
 
-@pytest.mark.parametrize(("head", "dim"), [("none", 512), ("linear", DIM), ("unit", DIM)])
+@pytest.mark.parametrize(("head", "dim"), [("none", 512), ("linear", DIM), ("batchnorm", DIM), ("unit", DIM)])
 def test_every_head(head: str, dim: int, tmp_path: Path) -> None:
     model = make(head=head, dim=dim)
     file = export_onnx(model, tmp_path / "model.onnx")
@@ -129,16 +132,18 @@ def test_mirrored_pictures_are_seen_inside(tmp_path: Path) -> None:
     assert apart(found, model.embed_pixels(pixels)) > 1e-2
 
 
-@pytest.mark.parametrize("classifier", [False, True])
-def test_scores_of_all_classes(classifier: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("classifier", "posterior"), [(False, False), (True, False), (True, True)])
+def test_scores_of_all_classes(
+    classifier: bool, posterior: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("kedge.interop.programs._ANCHORS_AT_ONCE", 2)  # three anchors in two parts
-    model = make(classifier=classifier)
+    model = make(classifier=classifier, posterior=posterior)
     pixels = draw(5, 32)
     file = export_onnx(model, tmp_path / "model.onnx", anchors=True)
     embeddings, scores = run(file, pixels)
     vectors, anchors = model.embed_pixels(pixels).double(), model.anchors
     assert anchors is not None
-    if classifier:
+    if classifier and not posterior:
         weight, bias = model.classifier  # type: ignore[misc]
         wanted = vectors @ weight.double().T + bias.double()
     else:

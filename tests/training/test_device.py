@@ -30,7 +30,7 @@ def pictures(count: int = 23) -> Pictures:
 
 def test_batches_of_resident_pictures_are_those_of_a_loader() -> None:
     read, there = (
-        TrainingData(some, some, batch_size=5, seed=3, with_reference=True)
+        TrainingData(some, some, batch_size=5, seed=3, classes=None)
         for some in (pictures(), Resident.of(pictures(), torch.device("cpu")))
     )
     for epoch in (0, 4):
@@ -283,8 +283,8 @@ def test_short_epochs_are_saved_now_and_then(tiny: list[str], tmp_path: Path, mo
 
 def test_a_loader_with_workers_waits_for_the_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 1)
-    data = TrainingData(pictures(), None, batch_size=5, seed=3, with_reference=False, for_gpu=True)
-    plain = TrainingData(pictures(), None, batch_size=5, seed=3, with_reference=False)
+    data = TrainingData(pictures(), None, batch_size=5, seed=3, classes=4, for_gpu=True)
+    plain = TrainingData(pictures(), None, batch_size=5, seed=3, classes=4)
     loaders: list[Any] = [data.train_dataloader(), plain.train_dataloader()]
     iterators = [iter(loader) for loader in loaders]
     for loader in loaders:
