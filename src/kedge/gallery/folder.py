@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -142,7 +143,7 @@ def read_anchors(path: Path, about: About) -> np.ndarray | None:
         if about.anchors is not None and zlib.crc32(file.read_bytes()) != about.anchors:
             raise ValueError("The checksum differs.")
         anchors: np.ndarray = np.load(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, SyntaxError, TokenError) as error:
         raise GalleryError(f"{file} is damaged: it cannot be read.") from error
     return anchors
 

@@ -26,7 +26,7 @@ from kedge.gallery.anchor_index import AnchorIndex
 from kedge.gallery.anchors import Anchors
 from kedge.gallery.checksums import RowBlocks, block_checksums, sealed_text, unsealed_text
 from kedge.gallery.precision import PRECISIONS, Codes, Precision, described
-from kedge.gallery.record import Record, embeddings_of, require_finite
+from kedge.gallery.record import Record, embeddings_of, require_valid
 from kedge.gallery.scan import Slice, measured_recall
 
 __all__ = ["Lists", "Opened", "open_lists", "write_lists"]
@@ -212,8 +212,8 @@ def _open_current(root: Path, known: Opened | None) -> Opened | None:
             return known
         header = json.loads(unsealed_text((root / name / "lists.json").read_bytes()))
         return _load(root / name, header) if header["format"] == FORMAT else None
-    except (OSError, ValueError, KeyError, TypeError, EOFError):
-        return None
+    except Exception:
+        return None  # whatever is wrong with them, they can be rebuilt
 
 
 def _describe_arrays(folder: Path) -> dict[str, Any]:
@@ -278,7 +278,7 @@ def _fill(folder: Path, record: Record, anchors: Anchors, *, by_label: bool, pre
     for batch in record.batches(["id", "path", "label", "embedding"]):
         embeddings, labels = embeddings_of(batch, record.dim), batch.column("label").to_pylist()
         keys.append(np.asarray(batch.column("id")))
-        require_finite(keys[-1], embeddings)
+        require_valid(keys[-1], embeddings)
         homes.append(anchors.assign(embeddings, labels, by_label=by_label))
         width = max(width, _width(batch.column("path").to_pylist()))
     ids = np.concatenate([*keys, np.empty(0, np.int64)])

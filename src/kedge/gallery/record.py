@@ -23,7 +23,7 @@ from kedge.gallery.checksums import CHECKSUM, FileChecksums, row_checksums
 from kedge.gallery.labels import stored_labels
 from kedge.gallery.place import Place
 
-__all__ = ["COLUMNS", "LOCK", "MEMORY", "Damage", "Record", "Version", "require_finite"]
+__all__ = ["COLUMNS", "LOCK", "MEMORY", "Damage", "Record", "Version", "require_valid"]
 
 COLUMNS = ("id", "path", "label", "hash", "embedding", "thumbnail", CHECKSUM)
 """The columns of every record; those of the user's come behind. Earlier releases wrote no checksums."""
@@ -357,8 +357,7 @@ class Record:
         """The ids in some of these files, and which of them were removed."""
         for batch in self._scan_pieces(files, ["id"], with_row_id=True, include_deleted_rows=True):
             ids = np.asarray(batch.column("id"))
-            if len(ids) and not 0 <= ids.min() <= ids.max() < _MOST_IDS:
-                raise GalleryError(f"{self.place} is damaged: its table holds ids that no item can have.")
+            _require_ids(ids)
             yield ids, np.asarray(batch.column("_rowid").is_null())
 
     def rows_in(self, files: Collection[str], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -498,8 +497,9 @@ def embeddings_of(batch: pa.RecordBatch | pa.Table, dim: int) -> np.ndarray:
     return np.asarray(column.flatten()).reshape(-1, dim)
 
 
-def require_finite(ids: np.ndarray, embeddings: np.ndarray) -> None:
-    """Raise where a vector holds what no vector can: it would be nearest to nothing, or to everything."""
+def require_valid(ids: np.ndarray, embeddings: np.ndarray) -> None:
+    """Raise where an id or a vector holds what none can: it would be nearest to nothing, or to everything."""
+    _require_ids(ids)
     finite = np.isfinite(embeddings).all(axis=1)
     if not finite.all():
         raise GalleryError(
@@ -507,9 +507,16 @@ def require_finite(ids: np.ndarray, embeddings: np.ndarray) -> None:
         )
 
 
+def _require_ids(ids: np.ndarray) -> None:
+    if len(ids) and not 0 <= ids.min() <= ids.max() < _MOST_IDS:
+        raise GalleryError("The table is damaged, it holds ids that no item can have: kedge info --check names them.")
+
+
 def _damaged_rows(rows: pa.RecordBatch | pa.Table, dim: int) -> np.ndarray:
-    """Which rows differ from their checksum or hold a vector that is not finite."""
+    """Which rows differ from their checksum or hold numbers that none can hold."""
     damaged: np.ndarray = ~np.isfinite(embeddings_of(rows, dim)).all(axis=1)
+    ids = np.asarray(rows.column("id"))
+    damaged |= (ids < 0) | (ids >= _MOST_IDS)
     if CHECKSUM in rows.schema.names:
         written = rows.column(CHECKSUM).to_numpy(zero_copy_only=False) if len(rows) else np.empty(0)
         # An earlier release leaves the cells empty.

@@ -20,7 +20,7 @@ from kedge.gallery.checksums import DamagedLists, FileChecksums
 from kedge.gallery.lists import Lists, Opened, open_lists, write_lists
 from kedge.gallery.place import Place
 from kedge.gallery.precision import Precision
-from kedge.gallery.record import LOCK, Record, embeddings_of, require_finite
+from kedge.gallery.record import LOCK, Record, embeddings_of, require_valid
 from kedge.gallery.search import Part, Snapshot
 
 __all__ = ["LOCK", "View"]
@@ -184,7 +184,7 @@ class View:
         kept = [batch.filter(pa.array(np.isin(np.asarray(batch.column("id")), change.new))) for batch in some]
         table = pa.Table.from_batches(kept).sort_by("id")
         embeddings, labels = embeddings_of(table, self._record.dim), table.column("label").to_pylist()
-        require_finite(np.asarray(table.column("id")), embeddings)
+        require_valid(np.asarray(table.column("id")), embeddings)
         anchors = extend_anchors(anchors, embeddings, labels)
         homes = anchors.assign(embeddings, labels, by_label=self._by_label)
         ids = np.asarray(table.column("id"))
