@@ -70,7 +70,7 @@ def test_ids_that_were_skipped_stay_skipped(gallery: Gallery) -> None:
 @pytest.mark.parametrize("counter", ["", "q5", "-5", "5.0", "٥", "9" * 30, "9" * 5000])
 def test_a_counter_that_is_no_number(counter: str, gallery: Gallery) -> None:
     (gallery.path / "next_id").write_text(counter)
-    with pytest.raises(GalleryError, match="next_id is damaged, .*: remove it, and ids go on"):
+    with pytest.raises(GalleryError, match=r"next_id is damaged, .*: remove it, and ids go on"):
         gallery.add_embeddings(vectors(1))
     (gallery.path / "next_id").unlink()
     assert gallery.add_embeddings(vectors(1)) == [5]
@@ -100,6 +100,15 @@ def test_a_copy_opens_at_the_newest_version_that_is_whole(gallery: Gallery, tmp_
     assert again.ids() == [0, 1, 2, 3, 4, *new]
     assert "as it was written" in again.check()
     assert gallery.ids() == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_a_copy_that_came_to_the_checksums_last(gallery: Gallery, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(gallery.path, tmp_path / "copy"))
+    gallery.add_embeddings(vectors(3, 1))
+    shutil.copy(gallery.path / "checksums.json", copy)
+    opened = Gallery.open(copy)
+    assert opened.add_embeddings(vectors(1, 2)) == [5]
+    assert Gallery.open(copy).ids() == [0, 1, 2, 3, 4, 5]
 
 
 def test_a_gallery_that_lost_a_file_does_not_go_back_in_silence(gallery: Gallery) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import shutil
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,40 +31,41 @@ def settle_copy(place: Place) -> None:
     if place.address is not None:
         return
     checksums = FileChecksums(place.folder)
-    with suppress(OSError):
-        if checksums.inode in (None, place.folder.stat().st_ino):
-            return  # written here, or by an earlier release
+    if checksums.inode in (None, place.folder.stat().st_ino) or not _incomplete(place.folder):
+        return  # written here or by an earlier release, or whole
     try:
         with FileLock(place.folder / LOCK, timeout=0):
-            _set_aside(place.folder, checksums)
+            _set_aside(place.folder, checksums, _incomplete(place.folder))
     except (Timeout, OSError) as error:
-        raise GalleryError(f"{place} is a copy that must be completed, which cannot be done now: {error}.") from error
+        raise GalleryError(f"{place} was copied while it was written, and cannot be completed now: {error}.") from error
 
 
-def _set_aside(folder: Path, checksums: FileChecksums) -> None:
-    uri, gone = folder / "record.lance", []
+def _incomplete(folder: Path) -> list[str]:
+    """The manifests of the newest versions that lack files and were committed when the copy had begun."""
+    found: list[str] = []
     began: float | None = None
     manifests = manifests_of(folder)
     for number in sorted(manifests, reverse=True):
         try:
-            dataset = lance.dataset(str(uri), version=number)
+            dataset = lance.dataset(str(folder / "record.lance"), version=number)
             if missing_file(folder, dataset) is None:
-                break
+                return found
             versions: list[Any] = dataset.versions()
             committed = next(one["timestamp"] for one in versions if one["version"] == number).timestamp()
         except (ValueError, OSError, RuntimeError):
-            break  # damaged, which whoever reads it is told
+            return found  # damaged, which whoever reads it is told
         began = began or min(file.stat().st_ctime for file in folder.rglob("*") if file.is_file())
         if committed < began - _SLACK:
-            break
-        gone.append(manifests[number])
-    else:
-        return  # not one is whole
-    if gone:
-        (folder / _ASIDE).mkdir(exist_ok=True)
-        # Their numbers will be given again, to other states.
-        checksums.add((), gone)
-        (uri / "_versions" / "latest_version_hint.json").unlink(missing_ok=True)
-        for name in gone:
-            shutil.move(folder / name, folder / _ASIDE / Path(name).name)
-        _log.warning("%s was copied while it was written: the last %d versions are incomplete.", folder, len(gone))
+            return found
+        found.append(manifests[number])
+    return []  # not one is whole
+
+
+def _set_aside(folder: Path, checksums: FileChecksums, manifests: list[str]) -> None:
+    (folder / _ASIDE).mkdir(exist_ok=True)
+    # Their numbers will be given again, to other states.
+    checksums.add((), manifests)
+    (folder / "record.lance" / "_versions" / "latest_version_hint.json").unlink(missing_ok=True)
+    for name in manifests:
+        shutil.move(folder / name, folder / _ASIDE / Path(name).name)
+    _log.warning("%s was copied while it was written: its last %d versions are left out.", folder, len(manifests))

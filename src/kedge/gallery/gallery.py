@@ -204,6 +204,11 @@ class Gallery:
         self._record.refresh()
         return sorted(self._record.columns(["id"], where).column("id").to_pylist())
 
+    def check_filter(self, where: str) -> None:
+        """Raise unless a filter is one expression over the columns of this gallery, and nothing behind it."""
+        self._record.refresh()
+        self._record.check_filter(where)
+
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """All items, some thousand at a time: id, path, label, hash, embedding, thumbnail and metadata."""
         self._record.refresh()
@@ -503,6 +508,7 @@ class Gallery:
         try:
             with FileLock(self.path / LOCK, timeout=_WAIT_SECONDS):
                 self._record.refresh()
+                self._record.forget_lost_versions()
                 before = self._record.files()
                 try:
                     yield self._record

@@ -58,7 +58,8 @@ class Damage(NamedTuple):
     items: list[int]
     unreadable: int
     """Rows that cannot be read at all."""
-    last_good: int | None
+    last_good: tuple[int, int] | None
+    """Its number, and how many items it holds."""
 
     def sentence(self, where: object) -> str:
         """What was found and what to do."""
@@ -70,7 +71,9 @@ class Damage(NamedTuple):
             what += f"; {self.unreadable:,} items cannot be read"
         if self.last_good is None:
             return f"{where} is damaged: {what}; no version is whole: bring back a backup."
-        return f"{where} is damaged: {what}; the last good version is {self.last_good}: Gallery.restore brings it back."
+        number, items = self.last_good
+        good = f"the last good version is {number} with {items:,} items, which Gallery.restore brings back"
+        return f"{where} is damaged: {what}; {good}."
 
 
 class Record:
@@ -94,6 +97,8 @@ class Record:
         self._session = Session(index_cache_size_bytes=memory // 8, metadata_cache_size_bytes=memory // 8)
         self._largest, self._counted = -1, set[str]()
         """The largest id in those files that were looked at."""
+        self._compared: set[frozenset[str]] = set()
+        """Files whose rows were compared one by one."""
         self._dataset = self._newest()
 
     @classmethod
@@ -142,9 +147,28 @@ class Record:
             return self._names(self._dataset) | ({manifest} if manifest is not None else set())
 
     def verify(self, *, files: Collection[str] | None = None, dataset: Any = None) -> None:
-        """Compare files of the table with their checksums, unless this process has done so; raise where one differs."""
+        """Compare files of the table with their checksums, unless this process has done so; raise where one differs.
+
+        Of a file that has none, since its writer was killed just then, each row is compared with its own.
+        """
         with self._reading():
-            self.checksums.require(self._names(dataset or self._dataset, files))
+            state = dataset or self._dataset
+            self.checksums.require(names := self._names(state, files))
+            if CHECKSUM in state.schema.names and not all(map(self.checksums.known, names)):
+                self._verify_rows(state, files)
+
+    def _verify_rows(self, dataset: Any, files: Collection[str] | None) -> None:
+        for fragment in dataset.get_fragments():
+            first = fragment.metadata.files[0].path
+            names = frozenset(self._names(dataset, {first}))
+            if (files is not None and first not in files) or names in self._compared:
+                continue
+            if not all(map(self.checksums.known, names)):
+                items = self._damaged_items(dataset, fragment)
+                if items is None or items:
+                    what = f"{first} cannot be read" if items is None else f"item {items[0]} is not as it was written"
+                    raise GalleryError(f"{self.place} is damaged: {what}; kedge info --check says what to do.")
+                self._compared.add(names)
 
     def seal(self, before: Collection[str], *, everything: bool = False) -> None:
         """Keep the checksums of what was written since there were only the files `before`, or of all files."""
@@ -166,6 +190,16 @@ class Record:
         except (OSError, GalleryError) as error:
             # What was committed is safe, and only not compared later.
             _log.warning("The checksums of %s could not be written: %s", self.place, error)
+
+    def forget_lost_versions(self) -> None:
+        """Forget the checksums of versions newer than the newest that is there, whose numbers will be given again.
+
+        Such versions were moved away, or never came with a copy. Whoever calls must hold the gallery's lock.
+        """
+        manifests = self._manifests()
+        lost = [name for name in self.checksums.names() if "/_versions/" in name and name not in manifests.values()]
+        if lost and self.place.address is None:
+            self.checksums.add((), lost)
 
     def touch(self) -> None:
         """Raise unless the newest state can be read: its files are there, as long as they were written."""
@@ -311,7 +345,9 @@ class Record:
                 table = dataset.to_table(filter=f"id = {int(id)}")
                 damaged = _damaged_rows(table, self.dim)
             if damaged.any():
-                raise GalleryError(f"Item {id} of {self.place} is damaged: kedge info --check says what to do.")
+                raise GalleryError(
+                    f"{self.place} is damaged: item {id} is not as it was written; kedge info --check says what to do."
+                )
             if len(table):
                 return {
                     name: embeddings_of(table, self.dim)[0] if name == "embedding" else table.column(name)[0].as_py()
@@ -421,18 +457,19 @@ class Record:
             return None
         return found
 
-    def _last_good(self, damaged: set[str]) -> int | None:
+    def _last_good(self, damaged: set[str]) -> tuple[int, int] | None:
         """The newest version that needs none of these files, nor others that differ."""
         manifests = self._manifests()
         for number in sorted(manifests, reverse=True):
             try:
                 with self._reading():
                     self.checksums.require([manifests[number]])
-                    names = self._names(lance.dataset(self._uri, version=number))
+                    dataset = lance.dataset(self._uri, version=number)
+                    names = self._names(dataset)
+                    if not (names | {manifests[number]}) & damaged and not self.checksums.damaged(names):
+                        return number, int(dataset.count_rows())
             except GalleryError:
                 continue
-            if not (names | {manifests[number]}) & damaged and not self.checksums.damaged(names):
-                return number
         return None
 
     def add_checksums(self) -> None:

@@ -53,7 +53,7 @@ class View:
         checksums: FileChecksums,
     ) -> None:
         self.precision = precision
-        self._folder = place.folder
+        self.folder = place.folder
         self._fresh = place.fresh
         self._memory = memory
         self._record = Record(place, dim, memory=memory, checksums=checksums)
@@ -123,7 +123,7 @@ class View:
     def write_lists(self, record: Record) -> None:
         """Write the lists for what `record` holds now. Whoever calls must hold the gallery's lock."""
         anchors = self.settled(record)
-        write_lists(self._folder / "lists", record, anchors, by_label=self._by_label, precision=self.precision)
+        write_lists(self.folder / "lists", record, anchors, by_label=self._by_label, precision=self.precision)
         with self._mutex:
             self._snapshot = None
 
@@ -141,7 +141,7 @@ class View:
         return masks
 
     def _look(self) -> Snapshot:
-        opened = open_lists(self._folder / "lists", self._opened)
+        opened = open_lists(self.folder / "lists", self._opened)
         if opened is not None and opened.name in self._damaged:
             opened = None
         change = None if opened is None else compare(opened, self._record)
@@ -167,11 +167,11 @@ class View:
 
     def _renewed(self) -> Opened | None:
         try:
-            with FileLock(self._folder / LOCK, timeout=0):
+            with FileLock(self.folder / LOCK, timeout=0):
                 self.write_lists(self._record)
         except (Timeout, OSError):
             return None
-        return open_lists(self._folder / "lists")
+        return open_lists(self.folder / "lists")
 
     def _tail(self, change: Change, anchors: Anchors) -> tuple[Lists, Anchors]:
         needed = len(change.new) * (4 * self._record.dim + _ROW)
@@ -199,4 +199,5 @@ def _check(view: weakref.ref[View], name: str) -> None:
             this.checked()
             this._record.verify()
     except GalleryError as error:
-        _log.error("%s", error)
+        if this is not None and this.folder.exists():
+            _log.error("%s", error)
