@@ -75,6 +75,10 @@ def row_checksums(rows: pa.RecordBatch | pa.Table, dim: int) -> np.ndarray:
         return np.empty(0, np.int64)
     for name in sorted(set(rows.schema.names) - {CHECKSUM}):
         column, key = rows.column(name), zlib.crc32(name.encode())
+        if column.null_count == len(rows):
+            continue
+        if pa.types.is_temporal(column.type):  # as a number: how Python shows it depends on what is installed
+            column = column.cast(pa.int32() if column.type.bit_width == 32 else pa.int64())
         cells: Iterable[bytes | memoryview | None]
         if name == "embedding":
             flat = column.combine_chunks().flatten() if isinstance(column, pa.ChunkedArray) else column.flatten()

@@ -344,8 +344,8 @@ class Gallery:
             self._record.compact()
             if forget is not None:
                 self._record.forget(forget)
-            self._view.write_lists(self._record)
             self._record.seal((), everything=True)
+            self._view.write_lists(self._record)
 
     # ------------------------------------------------------------------ searching
 

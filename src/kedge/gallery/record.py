@@ -152,7 +152,7 @@ class Record:
         Of a file that has none, since its writer was killed just then, each row is compared with its own.
         """
         with self._reading():
-            state = dataset or self._dataset
+            state = self._dataset if dataset is None else dataset
             self.checksums.require(names := self._names(state, files))
             if CHECKSUM in state.schema.names and not all(map(self.checksums.known, names)):
                 self._verify_rows(state, files)
@@ -179,12 +179,10 @@ class Record:
             manifests = self._manifests()
             known = max((number for number, name in manifests.items() if name in before), default=0)
             new = {name for number, name in manifests.items() if number > known}
-            new |= self.files() - set(before)
-            if everything:
-                new |= self.files()
-                gone = [name for name in self.checksums.names() if not (self.place.folder / name).exists()]
-            else:
-                gone = []
+            new |= self.files() - (set() if everything else set(before))
+            gone = [name for name in self.checksums.names() if everything and not (self.place.folder / name).exists()]
+            # What has a checksum never changes: another one would only hide damage.
+            new = {name for name in new if not self.checksums.known(name)}
             if new or gone:
                 self.checksums.add(new, gone)
         except (OSError, GalleryError) as error:
@@ -250,8 +248,19 @@ class Record:
 
     def versions(self) -> list[Version]:
         """All states that can be restored, oldest first."""
-        entries: list[Any] = self._dataset.versions()
-        return [Version(int(entry["version"]), entry["timestamp"]) for entry in entries]
+        try:
+            with self._reading():
+                entries: list[Any] = self._dataset.versions()
+                return [Version(int(entry["version"]), entry["timestamp"]) for entry in entries]
+        except GalleryError:
+            # One of them is damaged, the others are not.
+            manifests = self._manifests()
+            damaged = self.checksums.damaged(manifests.values())
+            if not damaged:
+                raise
+            times = {number: (self.place.folder / name).stat().st_mtime for number, name in manifests.items()}
+            good = sorted(number for number, name in manifests.items() if name not in damaged)
+            return [Version(number, datetime.fromtimestamp(times[number])) for number in good]
 
     def restore(self, number: int) -> None:
         """Make an old state the newest one; nothing between is lost, it stays a version too."""
@@ -307,6 +316,8 @@ class Record:
         operation = lance.LanceOperation.Append(list(fragments))
         lance.LanceDataset.commit(self._uri, operation, read_version=self._dataset.version)
         self._dataset = self._newest()
+        for one in fragments:  # written just now
+            self._compared.add(frozenset(f"record.lance/data/{file.path}" for file in one.files))
 
     def add_columns(self, rows: Mapping[str, Any]) -> None:
         """Make room for metadata that the record has not seen, empty for the rows that are there."""
@@ -358,7 +369,8 @@ class Record:
     def check_filter(self, where: str, dataset: Any = None) -> None:
         """Raise unless Lance understands all of a filter: it reads one expression and ignores whatever follows."""
         try:
-            scanner = (dataset or self._dataset).scanner(columns=["id"], filter=f"({where}\n) AND id <> -{_SENTINEL}")
+            state = self._dataset if dataset is None else dataset
+            scanner = state.scanner(columns=["id"], filter=f"({where}\n) AND id <> -{_SENTINEL}")
             complete = _SENTINEL in scanner.explain_plan()
         except (ValueError, OSError) as error:
             raise ConfigError(f"where={where!r} cannot be understood: {_first_line(error)}") from error
