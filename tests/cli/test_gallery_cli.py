@@ -185,6 +185,22 @@ def test_remove_info_optimize(gallery: Path) -> None:
     assert said("optimize", gallery).endswith("11 items in its lists.\n")
 
 
+def test_info_check(gallery: Path) -> None:
+    assert "check " not in said("info", gallery)
+    whole = "check         the table of 13 items is as it was written, its lists "
+    assert f"{whole}as they were written\n" in said("info", gallery, "--check")
+    (file,) = gallery.glob("lists/*/vectors.npy")
+    content = bytearray(file.read_bytes())
+    content[200] ^= 64
+    file.write_bytes(content)
+    assert f"{whole}were damaged and have been rebuilt\n" in said("info", gallery, "--check")
+    vector = Gallery.open(gallery).vector(5).tobytes()
+    for file in gallery.glob("record.lance/data/*"):
+        file.write_bytes(file.read_bytes().replace(vector, bytes(len(vector))))
+    for verb in (["info", gallery, "--check"], ["optimize", gallery]):
+        assert "damaged items: 5; the last good version is 1 with 0 items, which Gallery.restore" in sentence(*verb)
+
+
 def test_bad_input(gallery: Path, photos: Path, model: Path, tmp_path: Path) -> None:
     new = tmp_path / "new"
     assert "say with --model" in sentence("index", photos, "--gallery", new)

@@ -55,6 +55,7 @@ def test_a_gallery(written: Path) -> None:
     check(gallery, was)
     gallery.optimize()
     check(gallery, was)
+    assert gallery.check().endswith("as they were written")
     fresh = gallery.add_embeddings(np.full((2, gallery.dim), 50, np.float32), labels=["buoy", "new"])
     assert min(fresh) > max(hit[0] for hit in was["two_stage"])
     check(kedge.Gallery.open(written / "gallery"), was)

@@ -124,6 +124,22 @@ def test_a_counter_that_changes_meanwhile_is_asked_again(
     assert len(calls) == 2
 
 
+@pytest.mark.parametrize("counter", ["missing", "stale"])
+def test_no_id_twice_whatever_the_counter_says(
+    counter: str, bucket: str, anchors: np.ndarray, items: np.ndarray
+) -> None:
+    from kedge.gallery import place as module
+
+    gallery = Gallery.create(f"{bucket}/{counter}", anchors=anchors)
+    assert gallery.add_embeddings(items[:5]) == [0, 1, 2, 3, 4]
+    if counter == "stale":
+        module.lance.write_dataset(module._row(2), f"{gallery.place}/next_id.lance", mode="overwrite")
+    else:
+        system, path = module.Folder(str(gallery.place)), "next_id.lance"
+        system.remove(path)
+    assert Gallery.open(f"{bucket}/{counter}").add_embeddings(items[:2]) == [5, 6]
+
+
 class _Read:
     """A counter that somebody else moves between the first reading and the first writing."""
 

@@ -101,5 +101,11 @@ def test_the_first_look_into_a_list_asks_for_all_its_parts(gallery: Gallery) -> 
     assert not lists._seen.any()
     gallery.search(np.eye(3, DIM, dtype=np.float32)[1] * 4, k=3)
     assert lists._seen.tolist() == [False, True, False, False]
-    lists.fetch([0, 1, 2, 99])
+    lists.prepare([0, 1, 2, 99])
     assert lists._seen.tolist() == [True, True, True, False]
+
+
+def test_ids_that_were_damaged_have_no_mark() -> None:
+    marks = Marks()
+    marks.set(np.arange(3000), 2)
+    assert marks.of(np.array([-1, -5000, 5, 2999, 1 << 60])).tolist() == [0, 0, 2, 2, 0]

@@ -202,8 +202,8 @@ def test_bad_input(gallery: Gallery, tmp_path: Path) -> None:
     with pytest.raises(GalleryError, match=r"it holds no gallery\.json"):
         Gallery.open(tmp_path / "foreign")
     about = (gallery.path / "gallery.json").read_text()
-    (gallery.path / "gallery.json").write_text(about.replace('"format": 1', '"format": 7'))
-    with pytest.raises(GalleryError, match="has format 7, this Kedge reads up to 1"):
+    (gallery.path / "gallery.json").write_text(about.replace('"format": 2', '"format": 7'))
+    with pytest.raises(GalleryError, match="has format 7, this Kedge reads up to 2"):
         Gallery.open(gallery.path)
 
 
@@ -252,3 +252,92 @@ def test_old_states_are_forgotten_when_asked(tmp_path) -> None:
     assert len(gallery.search(np.ones(2, np.float32), k=300, method="brute_force")) == 249
     with pytest.raises(ConfigError, match="forget must be a number of days"):
         gallery.optimize(forget=-1)
+
+
+@pytest.mark.parametrize(
+    "behind",
+    ["; DROP TABLE items", ";", " garbage", ") x", ") OR (id = 3", " ORDER BY id", "; label = 'b'", " LIMIT 1"],
+)
+def test_a_filter_is_one_expression_and_nothing_behind_it(behind: str, gallery: Gallery) -> None:
+    gallery.add_embeddings(vectors(20), labels=["a", "b"] * 10)
+    where = f"label = 'a'{behind}"
+    ways = [
+        lambda: gallery.search(vectors(1)[0], where=where),
+        lambda: gallery.ids(where),
+    ]
+    if behind == ") OR (id = 3":  # which is one, once it stands in parentheses
+        ways = [lambda: gallery.ids(f"({where}")]
+    for ask in ways:
+        with pytest.raises(ConfigError, match="cannot be understood"):
+            ask()
+
+
+def test_filters_may_hold_what_ends_a_statement(gallery: Gallery) -> None:
+    ids = gallery.add_embeddings(vectors(3), labels=["a;b", "x) y", "plain"])
+    for id, where in zip(ids, ["label = 'a;b'", "label = 'x) y' -- so", "(label = 'plain')"], strict=True):
+        assert gallery.ids(where) == [id]
+        assert gallery.search(vectors(1)[0], method="brute_force", where=where).ids == [id]
+
+
+@pytest.mark.parametrize("label", ["", " ", "\t\n", "\u00a0", "\u200b", "\u3000 "])
+def test_blank_labels(label: str, gallery: Gallery) -> None:
+    with pytest.raises(ConfigError, match="labels must not be blank"):
+        gallery.add_embeddings(vectors(1), labels=[label])
+    with gallery.writing() as record, pytest.raises(ConfigError, match="labels must not be blank"):
+        record.write({"id": [9], "label": [label], "embedding": vectors(1)})
+
+
+@pytest.mark.parametrize("control", "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+def test_labels_that_look_like_others(control: str, gallery: Gallery, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="bidirectional control characters"):
+        gallery.add_embeddings(vectors(1), labels=[f"dog{control}tac"])
+    with pytest.raises(ConfigError, match="bidirectional control characters"):
+        Gallery.create(tmp_path / "other", anchors=vectors(1), classes=[f"dog{control}"])
+
+
+def test_one_spelling_for_what_looks_the_same(tmp_path: Path) -> None:
+    composed, decomposed = "gr\u00f6\u00dfe", "gro\u0308\u00dfe"
+    gallery = Gallery.create(tmp_path / "g", anchors=vectors(2, seed=9), classes=[decomposed, "b"])
+    gallery.add_embeddings(vectors(4), labels=[composed, decomposed, "new", "new"])
+    for _ in range(2):
+        assert [gallery.item(id).label for id in range(4)] == [composed, composed, "new", "new"]
+        names = gallery.snapshot().anchors.names
+        assert names == (composed, "b", "new")
+        found = gallery.search(vectors(2, seed=9)[0], k=4)
+        assert (found.anchors, sorted(found.ids)) == ([composed], [0, 1])
+        gallery.optimize()
+
+
+def test_classes_of_an_earlier_release_keep_their_items(tmp_path: Path) -> None:
+    """Which were stored as they were spelt."""
+    from kedge.gallery.anchors import Anchors
+
+    composed, decomposed = "gr\u00f6\u00dfe", "gro\u0308\u00dfe"
+    anchors = Anchors(vectors(2), (decomposed, "b"), 2)
+    homes = anchors.assign(anchors.vectors[[1, 1]], [composed, decomposed], by_label=True)
+    assert homes.tolist() == [0, 0]
+
+
+def test_behind_an_empty_list_comes_the_next(gallery: Gallery) -> None:
+    anchors = vectors(4, seed=9)
+    near = anchors[0] + 0.01
+    order = np.argsort(((anchors - near) ** 2).sum(1)).tolist()
+    names = [("a", "b", "c", "d")[place] for place in order]
+    assert gallery.search(near, k=3).ids == []
+    ids = gallery.add_embeddings(
+        vectors(4), labels=[names[2], names[2], names[3], names[3]], metadata={"n": [1, 2, 3, 4]}
+    )
+    for _ in range(2):
+        result = gallery.search(near, k=9)
+        assert sorted(result.ids) == ids[:2]
+        assert result.anchors == names[:3]
+        together = gallery.search_embeddings(np.stack([near, anchors[order[3]]]), k=9)
+        assert [sorted(one.ids) for one in together] == [ids[:2], ids[2:]]
+        assert gallery.search(near, k=9, where="n > 3").ids == [ids[3]]
+        assert gallery.search(near, k=9, where="n > 4").ids == []
+        gallery.optimize()
+    gallery.remove(ids[0])
+    # The item itself does not count.
+    assert sorted(gallery.search(ids[1], k=9).ids) in ([], ids[2:])
+    gallery.remove(ids[1])
+    assert sorted(gallery.search(near, k=9).ids) == ids[2:]

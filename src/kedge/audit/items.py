@@ -18,7 +18,7 @@ class Items:
     """Rows 0 … n − 1 are what the gallery holds now; a few numbers for each are in memory, its vector is not."""
 
     def __init__(self, gallery: Gallery) -> None:
-        snapshot = gallery.snapshot()
+        snapshot = gallery.checked_snapshot()
         self._gallery = gallery
         self._lists = [part.lists for part in snapshot.parts]
         self.anchors = snapshot.anchors

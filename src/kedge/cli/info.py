@@ -15,11 +15,17 @@ def register(app: typer.Typer) -> None:
     app.command("info")(info)
 
 
-def info(gallery: Annotated[str, typer.Argument(help="The gallery's folder or address (s3://…).")]) -> None:
-    """Tell what a gallery holds."""
+def info(
+    gallery: Annotated[str, typer.Argument(help="The gallery's folder or address (s3://…).")],
+    check: Annotated[
+        bool, typer.Option("--check", help="Compare all files with their checksums; damaged lists are rebuilt.")
+    ] = False,
+) -> None:
+    """Tell what a gallery holds, and whether it is as it was written."""
     from kedge.gallery import Gallery
 
     opened = Gallery.open(gallery)
+    checked = {"check": opened.check()} if check else {}
     versions = opened.versions()
     model = opened.model
     learned = set(opened.classes)
@@ -37,6 +43,7 @@ def info(gallery: Annotated[str, typer.Argument(help="The gallery's folder or ad
         "model": "none" if model is None else f"{model.encoder.name}, loss {model.loss}, {model.fingerprint}",
         "versions": f"{len(versions)}, the last of {versions[-1].time:%Y-%m-%d %H:%M:%S}",
         "size on disk": _size(opened.path),
+        **checked,
     }
     for name, value in lines.items():
         typer.echo(f"{name:<13} {value}")

@@ -11,6 +11,7 @@ import numpy as np
 from kedge.gallery.anchor_index import MANY, AnchorIndex
 from kedge.gallery.crew import read_together
 from kedge.gallery.kmeans import k_means
+from kedge.gallery.labels import normalized
 from kedge.gallery.record import Record, embeddings_of
 
 __all__ = ["Anchors", "settle_anchors"]
@@ -93,8 +94,8 @@ class Anchors:
 
         With `by_label` false, only labels that the model never saw keep a list of their own.
         """
-        places = {name: row for row, name in enumerate(self.names) if name is not None}
-        kept = [places.get(label, -1) if label is not None else -1 for label in labels]
+        places = {normalized(name): row for row, name in enumerate(self.names) if name is not None}
+        kept = [places.get(normalized(label), -1) if label is not None else -1 for label in labels]
         lists = np.array(kept, dtype=np.int32).reshape(-1)
         if not by_label:
             lists[lists < self.learned] = -1
@@ -122,24 +123,27 @@ def settle_anchors(record: Record, learned: np.ndarray | None, classes: Sequence
 
 def extend_anchors(anchors: Anchors, embeddings: np.ndarray, labels: Sequence[str | None]) -> Anchors:
     """The anchors with those labels added that `anchors` does not have yet."""
-    known = {name for name in anchors.names if name is not None}
-    means, names = _means([(embeddings, [None if label in known else label for label in labels])])
+    known = {normalized(name) for name in anchors.names if name is not None}
+    means, names = _means([(embeddings, _unknown_labels(labels, known))])
     if not names:
         return anchors
     return replace(anchors, vectors=np.concatenate([anchors.vectors, means]), names=(*anchors.names, *names))
 
 
+def _unknown_labels(labels: Sequence[str | None], known: set[str]) -> list[str | None]:
+    return [None if label is None or normalized(label) in known else normalized(label) for label in labels]
+
+
 def _labelled(record: Record, known: set[str]) -> Iterable[tuple[np.ndarray, Sequence[str | None]]]:
     """Embeddings and labels of those rows whose label is not known; the other labels are None."""
-    where = "label IS NOT NULL"
+    where, known = "label IS NOT NULL", set(map(normalized, known))
     if known:
         # Labels alone are quickly read, and most galleries have no other ones.
         seen = (label for batch in record.batches(["label"], where) for label in batch.column("label").unique())
-        if all(label.as_py() in known for label in seen):
+        if all(normalized(label.as_py()) in known for label in seen):
             return
     for batch in record.batches(["label", "embedding"], where):
-        labels = batch.column("label").to_pylist()
-        yield embeddings_of(batch, record.dim), [None if label in known else label for label in labels]
+        yield embeddings_of(batch, record.dim), _unknown_labels(batch.column("label").to_pylist(), known)
 
 
 def _means(batches: Iterable[tuple[np.ndarray, Sequence[str | None]]]) -> tuple[np.ndarray, list[str]]:

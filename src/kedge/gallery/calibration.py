@@ -11,6 +11,7 @@ import numpy as np
 
 from kedge.errors import ConfigError, GalleryError
 from kedge.files import whole_file
+from kedge.gallery.checksums import CHECKSUM, json_checksum
 from kedge.gallery.place import Place
 
 __all__ = ["Calibration", "fetch_calibration", "load_calibration", "save_calibration"]
@@ -47,7 +48,8 @@ def save_calibration(where: Place | Path, calibration: Calibration) -> None:
     """Keep it with the gallery."""
     place = Place.of(where)
     with whole_file(place.folder / _FILE) as stream:
-        stream.write(json.dumps(asdict(calibration)).encode())
+        values = asdict(calibration)
+        stream.write(json.dumps({**values, CHECKSUM: json_checksum(values)}).encode())
     place.publish(_FILE)
 
 
@@ -62,6 +64,10 @@ def load_calibration(folder: Path) -> Calibration | None:
     if not file.exists():
         return None
     try:
-        return Calibration(**json.loads(file.read_text()))
-    except (OSError, ValueError, TypeError) as error:
+        values = json.loads(file.read_text())
+        # Earlier releases wrote no checksum.
+        if values.pop(CHECKSUM, None) not in (None, json_checksum(values)):
+            raise ValueError("The checksum differs.")
+        return Calibration(**values)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise GalleryError(f"{file} is damaged: calibrate again.") from error

@@ -34,7 +34,7 @@ class Marks:
         found = np.zeros(len(ids), np.uint8)
         for start in range(0, len(ids), _BLOCK):
             some = ids[start : start + _BLOCK]
-            known = some < len(self._marks)
+            known = (some >= 0) & (some < len(self._marks))
             found[start : start + _BLOCK][known] = self._marks[some[known]]
         return found
 

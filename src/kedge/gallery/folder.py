@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import secrets
 import shutil
+import zlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from tokenize import TokenError
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from kedge.errors import ConfigError, GalleryError
+from kedge.gallery.checksums import CHECKSUM, json_checksum
+from kedge.gallery.labels import stored_label
 from kedge.gallery.place import Place
 from kedge.gallery.precision import PRECISIONS, Precision
 from kedge.gallery.record import Record
@@ -30,7 +34,8 @@ __all__ = [
 ]
 
 ABOUT = "gallery.json"
-FORMAT = 1
+FORMAT = 2
+"""Since 2, checksums tell damaged bytes; see `checksums.py`."""
 KIND = "kedge-gallery"
 ListKind = Literal["label", "anchor"]
 
@@ -47,6 +52,8 @@ class About:
     precision: Precision = "float32"
     thumbnails: int = 0
     """The longer side of the small copies that it keeps; 0: it keeps none."""
+    anchors: int | None = None
+    """The CRC-32 of the file of anchors, in a gallery for vectors of one's own that came with some."""
 
 
 def make_folder(place: Place, about: About, model: Model | None, learned: np.ndarray | None) -> None:
@@ -63,9 +70,11 @@ def make_folder(place: Place, about: About, model: Model | None, learned: np.nda
             model.save(making / "model")
         elif learned is not None:
             np.save(making / "anchors.npy", learned)
+            about = replace(about, anchors=zlib.crc32((making / "anchors.npy").read_bytes()))
         if place.address is None:
             Record.create(making, about.dim)
         written = {"kind": KIND, "format": FORMAT, **asdict(about)}
+        written[CHECKSUM] = json_checksum(written)
         (making / ABOUT).write_text(json.dumps(written, indent=2, ensure_ascii=False), encoding="utf-8")
         making.rename(path)
     finally:
@@ -108,28 +117,33 @@ def read_about(place: Place) -> About:
         raise GalleryError(f"{place} is no gallery: it holds no {file.name}.") from error
     except (OSError, ValueError) as error:
         raise GalleryError(f"{file} is damaged: it cannot be read as JSON.") from error
-    if not isinstance(about, dict) or about.pop("kind", None) != KIND:
+    if not isinstance(about, dict) or about.get("kind") != KIND:
         raise GalleryError(f"{place} is no Kedge gallery.")
-    written = about.pop("format", 0)
-    if written > FORMAT:
+    written = about.get("format", 0)
+    if isinstance(written, int) and written > FORMAT:
         raise GalleryError(f"{place} has format {written}, this Kedge reads up to {FORMAT}: upgrade Kedge.")
+    # Galleries of format 1 have no checksum.
+    if written != 1 and about.get(CHECKSUM) != json_checksum(about):
+        raise GalleryError(f"{file} is damaged: it is not as it was written; bring it back from a backup.")
     try:
-        found = About(**about)
-        if found.precision not in PRECISIONS:
-            raise ValueError(found.precision)
+        found = About(**{name: value for name, value in about.items() if name not in ("kind", "format", CHECKSUM)})
+        if found.precision not in PRECISIONS or found.lists not in get_args(ListKind) or not found.dim >= 1:
+            raise ValueError(found)
     except (TypeError, ValueError) as error:
         raise GalleryError(f"{file} is damaged: it does not say what a gallery must.") from error
     return found
 
 
-def read_anchors(path: Path) -> np.ndarray | None:
+def read_anchors(path: Path, about: About) -> np.ndarray | None:
     """The anchors of a gallery without a model, if it was given any."""
     file = path / "anchors.npy"
-    if not file.exists():
+    if about.anchors is None and not file.exists():
         return None
     try:
+        if about.anchors is not None and zlib.crc32(file.read_bytes()) != about.anchors:
+            raise ValueError("The checksum differs.")
         anchors: np.ndarray = np.load(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, SyntaxError, TokenError) as error:
         raise GalleryError(f"{file} is damaged: it cannot be read.") from error
     return anchors
 
@@ -145,7 +159,7 @@ def own_anchors(
     matrix = np.asarray(anchors, dtype=np.float32)
     if matrix.ndim != 2 or 0 in matrix.shape or not np.isfinite(matrix).all():
         raise ConfigError(f"anchors must be a finite matrix, one row per class, found shape {matrix.shape}.")
-    names = tuple(classes) if classes is not None else tuple(map(str, range(len(matrix))))
-    if len(names) != len(matrix) or len(set(names)) < len(names):
+    names = tuple(map(stored_label, classes)) if classes is not None else tuple(map(str, range(len(matrix))))
+    if len(names) != len(matrix) or len(set(names)) < len(names) or None in names:
         raise ConfigError(f"classes must be {len(matrix)} different names, one per anchor.")
     return matrix, names, matrix.shape[1]

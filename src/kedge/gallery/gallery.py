@@ -18,6 +18,8 @@ from kedge.errors import ConfigError, GalleryError
 from kedge.gallery.adding import Added, Adding, pictures_of
 from kedge.gallery.anchors import Anchors
 from kedge.gallery.calibration import Calibration, fetch_calibration, load_calibration, save_calibration
+from kedge.gallery.checksums import DamagedLists, FileChecksums
+from kedge.gallery.copies import settle_copy
 from kedge.gallery.folder import (
     About,
     ListKind,
@@ -28,12 +30,13 @@ from kedge.gallery.folder import (
     read_anchors,
     taken,
 )
+from kedge.gallery.labels import stored_labels
 from kedge.gallery.pictures import listed, query_picture
 from kedge.gallery.place import Place
 from kedge.gallery.precision import PRECISIONS, Precision
-from kedge.gallery.record import COLUMNS, MEMORY, Record, Version, embeddings_of
-from kedge.gallery.search import Result, Snapshot
-from kedge.gallery.view import LOCK, View
+from kedge.gallery.record import COLUMNS, LOCK, MEMORY, Record, Version
+from kedge.gallery.search import Columns, Masks, Result, Snapshot
+from kedge.gallery.view import View
 from kedge.model import Model
 
 __all__ = ["Gallery", "Item", "Method"]
@@ -73,7 +76,8 @@ class Gallery:
         self.precision: Precision = about.precision
         self.thumbnails = int(about.thumbnails)
         self.calibration = load_calibration(self.path)
-        self._record = Record(place, self.dim, memory=memory)
+        checksums = FileChecksums(self.path)
+        self._record = Record(place, self.dim, memory=memory, checksums=checksums)
         self._view = View(
             place,
             self.dim,
@@ -82,6 +86,7 @@ class Gallery:
             classes=self.classes,
             by_label=self.lists == "label",
             precision=self.precision,
+            checksums=checksums,
         )
 
     # ------------------------------------------------------------------ making and opening
@@ -142,10 +147,11 @@ class Gallery:
             fetch_folder(place)
             fetch_calibration(place)
         about = read_about(place)
+        settle_copy(place)
         if about.model is None:
             if model is not None:
                 raise ConfigError(f"{place} was made without a model: open it without one.")
-            return cls(place, about, read_anchors(place.folder), None, memory=memory)
+            return cls(place, about, read_anchors(place.folder, about), None, memory=memory)
         if model is not None and model.fingerprint != about.model:
             raise ConfigError(
                 f"{place} was made with the model {about.model}, found {model.fingerprint}: open it with that one."
@@ -155,6 +161,8 @@ class Gallery:
             raise GalleryError(
                 f"{place} was made with the model {about.model}, but holds {model.fingerprint}: put it back."
             )
+        if list(model.classes) != list(about.classes):
+            raise GalleryError(f"{place} knows other classes than its model: one of them is damaged; put it back.")
         return cls(place, about, _learned(model), model, memory=memory)
 
     # ------------------------------------------------------------------ what it holds
@@ -169,32 +177,68 @@ class Gallery:
         """The newest state: its anchors and lists. It stays what it is, whatever writers do meanwhile."""
         return self._view.newest()
 
+    def checked_snapshot(self) -> Snapshot:
+        """The same for whoever reads all of it: every list was compared with its checksums, and the table too."""
+        self._record.refresh()
+        self._record.verify()
+        return self._view.checked()
+
     def item(self, id: int) -> Item:
         """What the gallery knows of one item."""
-        self._record.refresh()
-        columns = ["path", "label", *self._record.metadata_columns]
-        [row] = self._rows(id, columns).to_pylist()
-        return Item(id, row.pop("path"), row.pop("label"), row)
+        row = self._row(id)
+        metadata = {name: value for name, value in row.items() if name not in COLUMNS}
+        return Item(id, row["path"], row["label"], metadata)
 
     def thumbnail(self, id: int) -> bytes | None:
         """The small copy (JPEG) that the gallery keeps of an item's picture, if it keeps any."""
-        content: bytes | None = self._rows(id, ["thumbnail"]).column("thumbnail")[0].as_py()
+        content: bytes | None = self._row(id)["thumbnail"]
         return content
 
     def vector(self, id: int) -> np.ndarray:
         """The embedding of one item."""
-        found: np.ndarray = embeddings_of(self._rows(id, ["embedding"]), self.dim)[0]
-        return found
+        embedding: np.ndarray = self._row(id)["embedding"]
+        return embedding
 
     def ids(self, where: str | None = None) -> list[int]:
         """The items that match, such as `"label = 'cat'"`, in order."""
         self._record.refresh()
         return sorted(self._record.columns(["id"], where).column("id").to_pylist())
 
+    def check_filter(self, where: str) -> None:
+        """Raise unless a filter is one expression over the columns of this gallery, and nothing behind it."""
+        self._record.refresh()
+        self._record.check_filter(where)
+
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """All items, some thousand at a time: id, path, label, hash, embedding, thumbnail and metadata."""
         self._record.refresh()
         return self._record.batches(columns)
+
+    def check(self) -> str:
+        """Compare all that the gallery holds with its checksums; a sentence on what was found.
+
+        Damaged lists are rebuilt; a damaged table raises, and the error names the items and the last good version.
+        """
+        self._record.refresh()
+        if (damage := self._record.check()) is not None:
+            raise GalleryError(damage.sentence(self.place))
+        self._view.reopen()
+        before = self.snapshot()
+        after = self._view.checked()
+        ids = np.sort(np.concatenate([*self._all_ids(), np.empty(0, np.int64)]))
+        if len(twice := np.unique(ids[1:][ids[1:] == ids[:-1]])):
+            some = ", ".join(map(str, twice[:20].tolist()))
+            raise GalleryError(f"{self.place} holds items with one id ({some}): remove these ids and add them again.")
+        lists = "as they were written" if before is after else "were damaged and have been rebuilt"
+        return f"the table of {len(ids):,} items is as it was written, its lists {lists}"
+
+    def _all_ids(self) -> Iterator[np.ndarray]:
+        for batch in self._record.batches(["id"]):
+            yield np.asarray(batch.column("id"))
+
+    def touch(self) -> None:
+        """Raise unless the table can be read; for whoever watches over a server."""
+        self._record.touch()
 
     def versions(self) -> list[Version]:
         """The states that can be restored, oldest first."""
@@ -228,6 +272,7 @@ class Gallery:
         if commit_every is not None and commit_every < 1:
             raise ConfigError(f"commit_every must be at least 1, found {commit_every}.")
         files, names = pictures_of(source, labels) if is_given(source) else listed(source, labels)
+        names = stored_labels(names)
         columns = _checked_metadata(metadata, len(files))
         adding = Adding(self._record, self.model, self.thumbnails, progress or (lambda _: None))
         with self.writing():
@@ -248,7 +293,7 @@ class Gallery:
             if values is not None:
                 if len(values) != count:
                     raise ConfigError(f"{name}s must have {count} entries, one per vector, found {len(values)}.")
-                columns[name] = list(values)
+                columns[name] = stored_labels(values) if name == "label" else list(values)
         if any(path is not None and "\0" in path for path in columns.get("path", ())):
             raise ConfigError("paths must not hold a NUL character.")
         if count == 0:
@@ -277,7 +322,7 @@ class Gallery:
             raise ConfigError(f"{self.place} was made without a model: calibrate with vectors.")
         else:
             vectors = self.model.embed(listed(held_out, None)[0]).numpy()
-        nearest = np.sqrt(self.snapshot().anchors.nearest_squares(vectors))
+        nearest = np.sqrt(self._view.checked().anchors.nearest_squares(vectors))
         calibration = Calibration.from_distances(nearest, accept)
         with self.writing():
             save_calibration(self.place, calibration)
@@ -292,9 +337,14 @@ class Gallery:
         if forget is not None and not forget >= 0:
             raise ConfigError(f"forget must be a number of days, at least 0, found {forget}.")
         with self.writing():
+            # What is damaged must not be written on, and the versions before it must not be forgotten.
+            if (damage := self._record.check()) is not None:
+                raise GalleryError(damage.sentence(self.place))
+            self._record.add_checksums()
             self._record.compact()
             if forget is not None:
                 self._record.forget(forget)
+            self._record.seal((), everything=True)
             self._view.write_lists(self._record)
 
     # ------------------------------------------------------------------ searching
@@ -364,18 +414,58 @@ class Gallery:
         if not probes >= 1:
             raise ConfigError(f"probes must be at least 1, found {probes}.")
         started = time.perf_counter()
-        masks = self._view.masks(snapshot, where)
-        names = snapshot.anchors.names
-        if method == "brute_force":
-            hits = snapshot.search(queries, k, None, masks, without)
-            looked = [list(names)] * len(queries)
-        else:
-            probed = snapshot.probed(queries, min(probes, len(names)), at_least, masks)
-            hits = snapshot.search(queries, k, probed, masks, without)
-            looked = [[names[place] for place in places.tolist()] for places in probed]
+        try:
+            hits, looked = self._found(snapshot, queries, k, method, probes, at_least, where, without)
+        except DamagedLists:
+            snapshot = self._view.repaired(snapshot)
+            hits, looked = self._found(snapshot, queries, k, method, probes, at_least, where, without)
         seconds = (time.perf_counter() - started) / max(1, len(queries))
         unknown = self._unknown(snapshot, queries)
         return [Result(*found, seconds) for found in zip(hits, looked, unknown, strict=True)]
+
+    def _found(
+        self,
+        snapshot: Snapshot,
+        queries: np.ndarray,
+        k: int,
+        method: Method,
+        probes: int,
+        at_least: int,
+        where: str | None,
+        without: int | None,
+    ) -> tuple[list[Columns], list[list[str | None]]]:
+        """The hits of each query, and the anchors whose lists were looked at."""
+        masks = self._view.masks(snapshot, where)
+        names = snapshot.anchors.names
+        if method == "brute_force":
+            return snapshot.search(queries, k, None, masks, without), [list(names)] * len(queries)
+        probes = min(probes, len(names))
+        probed = snapshot.probed(queries, probes, at_least, masks)
+        hits = snapshot.search(queries, k, probed, masks, without)
+        empty = [row for row, columns in enumerate(hits) if not columns.ids]
+        if empty:
+            self._next_lists(snapshot, queries, k, probes, masks, without, empty, probed, hits)
+        return hits, [[names[place] for place in places.tolist()] for places in probed]
+
+    @staticmethod
+    def _next_lists(
+        snapshot: Snapshot,
+        queries: np.ndarray,
+        k: int,
+        probes: int,
+        masks: Masks,
+        without: int | None,
+        empty: list[int],
+        probed: list[np.ndarray],
+        hits: list[Columns],
+    ) -> None:
+        """Where the nearest lists hold nothing, go on to the nearest list that holds something."""
+        enough = 1 if without is None else 2  # the item that is left out counts as one
+        farther = snapshot.probed(queries[empty], probes, enough, masks)
+        for row, places, columns in zip(
+            empty, farther, snapshot.search(queries[empty], k, farther, masks, without), strict=True
+        ):
+            probed[row], hits[row] = places, columns
 
     def _unknown(self, snapshot: Snapshot, queries: np.ndarray) -> list[bool | None]:
         if self.calibration is None:
@@ -386,12 +476,12 @@ class Gallery:
 
     # ------------------------------------------------------------------ shared
 
-    def _rows(self, id: int, columns: Sequence[str]) -> pa.Table:
+    def _row(self, id: int) -> dict[str, Any]:
         self._record.refresh()
-        table = self._record.columns(columns, f"id = {int(id)}")
-        if len(table) == 0:
+        row = self._record.row(id)
+        if row is None:
             raise ConfigError(f"There is no item {id} in {self.place}.")
-        return table
+        return row
 
     def checked(self, vectors: Any) -> np.ndarray:
         """Vectors as this gallery compares them, one row each."""
@@ -418,7 +508,12 @@ class Gallery:
         try:
             with FileLock(self.path / LOCK, timeout=_WAIT_SECONDS):
                 self._record.refresh()
-                yield self._record
+                self._record.forget_lost_versions()
+                before = self._record.files()
+                try:
+                    yield self._record
+                finally:
+                    self._record.seal(before)
         except Timeout as error:
             raise GalleryError(f"Another process is writing to {self.place}: try again when it is done.") from error
         except OSError as error:

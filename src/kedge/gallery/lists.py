@@ -10,6 +10,7 @@ import mmap
 import os
 import secrets
 import shutil
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,18 +24,24 @@ from kedge.files import whole_file
 from kedge.gallery.anchor_index import ARRAYS as INDEX_ARRAYS
 from kedge.gallery.anchor_index import AnchorIndex
 from kedge.gallery.anchors import Anchors
+from kedge.gallery.checksums import RowBlocks, block_checksums, sealed_text, unsealed_text
 from kedge.gallery.precision import PRECISIONS, Codes, Precision, described
-from kedge.gallery.record import Record, embeddings_of
+from kedge.gallery.record import Record, embeddings_of, require_valid
 from kedge.gallery.scan import Slice, measured_recall
 
 __all__ = ["Lists", "Opened", "open_lists", "write_lists"]
 
-FORMAT = 3
+FORMAT = 4
 _CURRENT = "current"
 _TRIES = 3
 """A view may be replaced while it is opened: then the next one is there."""
 _ARRAYS = ("vectors", "norms", "ids", "offsets", "labels", "paths")
 _CODE_ARRAYS = ("codes", "scales", "norms", "errors")
+_ROW_ARRAYS = ("vectors", "norms", "ids", "labels", "paths", "code_codes", "code_scales", "code_norms")
+"""Those with a row for each item, in the order of their common checksums."""
+_BLOCKS = "checksums"
+_AT_ONCE = 16 << 20
+"""Bytes of other arrays that are compared with their checksums while the lists are opened, and not later."""
 _CAN_FETCH = hasattr(mmap, "MADV_WILLNEED")
 _PATH_WIDTH = 256
 """Bytes; the few paths that are longer stand in the header."""
@@ -59,6 +66,8 @@ class Lists:
     """The share of the 100 nearest that a search through the codes finds, measured on some of the items."""
     mapped: tuple[Any, ...] = ()
     """Those arrays of which a search reads the rows of a list, as they lie on disk."""
+    blocks: RowBlocks | None = None
+    """Checksums of what lies on disk; None for lists in memory."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -77,19 +86,27 @@ class Lists:
     def _seen(self) -> np.ndarray:
         return np.zeros(len(self.offsets), bool)
 
-    def fetch(self, places: Sequence[int]) -> None:
-        """Have the parts of lists that nobody looked at yet read from disk all at once, not one after the other."""
-        for place in places:
-            if place + 1 >= len(self.offsets) or self._seen[place]:
-                continue
-            self._seen[place] = True
-            start, end = int(self.offsets[place]), int(self.offsets[place + 1])
+    def prepare(self, places: Sequence[int]) -> None:
+        """Prefetch lists that nobody looked at yet (MADV_WILLNEED), and compare their bytes with their checksums."""
+        if self.blocks is None or self.blocks.all_intact:
+            return
+        new = [place for place in places if place + 1 < len(self.offsets) and not self._seen[place]]
+        slices = [(int(self.offsets[place]), int(self.offsets[place + 1])) for place in new]
+        for start, end in slices:
             if start == end:
                 continue
             for array in self.mapped:
                 width = array.nbytes // len(array)
                 first = (array.offset + start * width) // mmap.PAGESIZE * mmap.PAGESIZE
                 array._mmap.madvise(mmap.MADV_WILLNEED, first, array.offset + end * width - first)
+        for place, (start, end) in zip(new, slices, strict=True):
+            self.blocks.check(start, end)
+            self._seen[place] = True
+
+    def prepare_all(self) -> None:
+        """Compare all bytes with their checksums, unless that was done before."""
+        if self.blocks is not None:
+            self.blocks.check_all()
 
     def describe(self, rows: np.ndarray) -> tuple[list[int], list[str | None], list[str | None]]:
         """Ids, paths and labels of some rows."""
@@ -143,6 +160,8 @@ class Opened(NamedTuple):
     lists: Lists
     anchors: Anchors
     pieces: dict[str, str]
+    name: str = ""
+    """Of the folder; none for lists in memory."""
 
 
 def write_lists(
@@ -159,9 +178,10 @@ def write_lists(
     try:
         header = _fill(folder, record, anchors, by_label=by_label, precision=precision)
         header |= {"format": FORMAT, "pieces": record.pieces(), "learned": anchors.learned, "names": anchors.names}
+        header["arrays"] = _describe_arrays(folder)
         if precision != "float32":
             header["recall"] = measured_recall(_load(folder, header).lists)
-        (folder / "lists.json").write_text(json.dumps(header))
+        (folder / "lists.json").write_bytes(sealed_text(json.dumps(header)))
         for file in folder.iterdir():
             with file.open("rb") as stream:
                 os.fsync(stream.fileno())
@@ -176,50 +196,80 @@ def write_lists(
             shutil.rmtree(other, ignore_errors=True)
 
 
-def open_lists(root: Path) -> Opened | None:
-    """The view and its anchors; None where there is none that can be used."""
+def open_lists(root: Path, known: Opened | None = None) -> Opened | None:
+    """The view and its anchors; None where there is none that can be used. Those `known` are not opened again."""
     for _ in range(_TRIES):
-        found = _open_current(root)
+        found = _open_current(root, known)
         if found is not None:
             return found
     return None
 
 
-def _open_current(root: Path) -> Opened | None:
+def _open_current(root: Path, known: Opened | None) -> Opened | None:
     try:
-        folder = root / (root / _CURRENT).read_text()
-        header = json.loads((folder / "lists.json").read_text())
-        return _load(folder, header) if header["format"] == FORMAT else None
-    except (OSError, ValueError, KeyError, TypeError, EOFError):
-        return None
+        name = (root / _CURRENT).read_text()
+        if known is not None and known.name == name:
+            return known
+        header = json.loads(unsealed_text((root / name / "lists.json").read_bytes()))
+        return _load(root / name, header) if header["format"] == FORMAT else None
+    except Exception:
+        return None  # whatever is wrong with them, they can be rebuilt
+
+
+def _describe_arrays(folder: Path) -> dict[str, Any]:
+    """Type, shape and checksum of each array; those with a row for each item have one for every block of rows."""
+    arrays = {file.stem: np.load(file, mmap_mode="r") for file in sorted(folder.glob("*.npy"))}
+    rows = [arrays[name] for name in _ROW_ARRAYS if name in arrays]
+    arrays[_BLOCKS] = block_checksums([np.asarray(array) for array in rows], len(arrays["ids"]))
+    np.save(folder / f"{_BLOCKS}.npy", arrays[_BLOCKS])
+    return {
+        name: [array.dtype.str, list(array.shape), None if name in _ROW_ARRAYS else zlib.crc32(array.data)]
+        for name, array in arrays.items()
+    }
 
 
 def _load(folder: Path, header: dict[str, Any]) -> Opened:
     # As plain arrays over the mapped bytes: memmap's own class is slow to slice.
     def mapped(name: str) -> np.ndarray:
-        files[name] = np.load(folder / f"{name}.npy", mmap_mode="r")
-        return np.asarray(files[name])
+        array = np.load(folder / f"{name}.npy", mmap_mode="r")
+        dtype, shape, checksum = header["arrays"][name]
+        if array.dtype.str != dtype or list(array.shape) != shape:
+            raise ValueError(f"{name}.npy has another type or shape than when it was written.")
+        files[name] = array
+        plain = np.asarray(array)
+        if checksum is not None and array.nbytes > _AT_ONCE:
+            later.append((plain, checksum))
+        elif checksum is not None and zlib.crc32(plain.data) != checksum:
+            raise ValueError(f"{name}.npy is damaged.")
+        return plain
 
     files: dict[str, Any] = {}
+    later: list[tuple[np.ndarray, int]] = []
 
     names = tuple(header["names"])
     index = AnchorIndex(**{name: mapped(f"index_{name}") for name in INDEX_ARRAYS}) if header.get("indexed") else None
-    vectors = mapped("anchors") if index is not None else np.ascontiguousarray(np.load(folder / "anchors.npy"))
+    vectors = mapped("anchors")
+    if index is None:
+        vectors = np.array(vectors)
     anchors = Anchors(vectors, names, int(header["learned"]), index)
     narrow = PRECISIONS[header["precision"]]
     codes = None
     if narrow is not None:
         codes = Codes(narrow, **{name: mapped(f"code_{name}") for name in _CODE_ARRAYS}, centres=anchors.vectors)
+    checksums = mapped(_BLOCKS)
     read = ["ids", "labels", "paths", "vectors" if codes is None else "code_codes"]
+    arrays = {name: mapped(name) for name in _ARRAYS}
+    rows = [np.asarray(files[name]) for name in _ROW_ARRAYS if name in files]
     lists = Lists(
-        **{name: mapped(name) for name in _ARRAYS},
+        **arrays,
         label_names=tuple(header["label_names"]),
         long_paths={int(row): path for row, path in header["long_paths"].items()},
         codes=codes,
         recall=header.get("recall"),
         mapped=tuple(files[name] for name in read if isinstance(files[name], np.memmap)) if _CAN_FETCH else (),
+        blocks=RowBlocks(rows, checksums, later),
     )
-    return Opened(lists, anchors, header["pieces"])
+    return Opened(lists, anchors, header["pieces"], folder.name)
 
 
 def _fill(folder: Path, record: Record, anchors: Anchors, *, by_label: bool, precision: Precision) -> dict[str, Any]:
@@ -227,8 +277,9 @@ def _fill(folder: Path, record: Record, anchors: Anchors, *, by_label: bool, pre
     keys, homes, width = [], [], 1
     for batch in record.batches(["id", "path", "label", "embedding"]):
         embeddings, labels = embeddings_of(batch, record.dim), batch.column("label").to_pylist()
-        homes.append(anchors.assign(embeddings, labels, by_label=by_label))
         keys.append(np.asarray(batch.column("id")))
+        require_valid(keys[-1], embeddings)
+        homes.append(anchors.assign(embeddings, labels, by_label=by_label))
         width = max(width, _width(batch.column("path").to_pylist()))
     ids = np.concatenate([*keys, np.empty(0, np.int64)])
     lists = np.concatenate([*homes, np.empty(0, np.int32)])
@@ -283,7 +334,7 @@ def _fill(folder: Path, record: Record, anchors: Anchors, *, by_label: bool, pre
     if anchors.index is not None:
         whole |= {f"index_{name}": getattr(anchors.index, name) for name in INDEX_ARRAYS}
     for name, values in whole.items():
-        np.save(folder / f"{name}.npy", values)
+        np.save(folder / f"{name}.npy", np.ascontiguousarray(values))
     return {
         "indexed": anchors.index is not None,
         "precision": precision,

@@ -17,6 +17,7 @@ __all__ = ["Place"]
 
 _COUNTER = "next_id"
 _TRIES = 100
+_MOST_IDS = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -90,31 +91,55 @@ class Place:
         with whole_file(file) as stream:
             stream.write(content)
 
-    def reserve(self, count: int) -> int:
-        """The first of `count` ids that nobody has had or will have, not even after a kill."""
+    def reserve(self, count: int, lowest: int = 0) -> int:
+        """The first of `count` ids that nobody has had or will have, not even after a kill; at least `lowest`.
+
+        A counter that is missing or stale, as in a backup of a live gallery, must not give an id twice: `lowest` is
+        what the table says.
+        """
         if self.address is not None:
-            return self._reserve_there(count)
+            return self._reserve_there(count, lowest)
         counter = self.folder / _COUNTER
-        first = int(counter.read_text()) if counter.exists() else 0
+        first = max(lowest, _counted(counter))
         with whole_file(counter) as stream:
             stream.write(str(first + count).encode())
         return first
 
-    def _reserve_there(self, count: int) -> int:
+    def _reserve_there(self, count: int, lowest: int) -> int:
         """The same among machines: whoever finds that the number has changed meanwhile begins again."""
         for _ in range(_TRIES):
-            counter = lance.dataset(f"{self}/{_COUNTER}.lance")
-            first = int(counter.to_table().column("next")[0].as_py())
+            try:
+                counter = lance.dataset(f"{self}/{_COUNTER}.lance")
+            except ValueError:
+                self.begin_counting(lowest)
+                continue
+            known = int(counter.to_table().column("next")[0].as_py())
+            first = max(lowest, known)
             new = _row(first + count)
-            done = counter.merge_insert("name").when_matched_update_all(f"target.next = {first}").execute(new)
+            done = counter.merge_insert("name").when_matched_update_all(f"target.next = {known}").execute(new)
             if done["num_updated_rows"] == 1:
                 return first
         raise GalleryError(f"Too many machines are adding to {self} at a time: try again.")
 
-    def begin_counting(self) -> None:
-        """The first id of an empty gallery."""
+    def begin_counting(self, first: int = 0) -> None:
+        """The first id of an empty gallery, or of one that has lost its counter."""
         if self.address is not None:
-            lance.write_dataset(_row(0), f"{self}/{_COUNTER}.lance")
+            lance.write_dataset(_row(first), f"{self}/{_COUNTER}.lance")
+
+
+def _counted(counter: Path) -> int:
+    """The number in a file; 0 where there is no file."""
+    try:
+        text = counter.read_text()
+        if not (text.isascii() and text.isdigit() and int(text) < _MOST_IDS):
+            raise ValueError(text)
+    except FileNotFoundError:
+        return 0
+    except (OSError, ValueError) as error:
+        raise GalleryError(
+            f"{counter} is damaged, it holds no number of an item: remove it, and ids go on behind the largest in use."
+        ) from error
+    return int(text)
 
 
 def _row(number: int) -> pa.Table:

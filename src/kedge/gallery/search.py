@@ -13,7 +13,7 @@ from kedge.gallery.anchors import Anchors
 from kedge.gallery.lists import Lists
 from kedge.gallery.scan import Found, Slice, near, near_many
 
-__all__ = ["Hit", "Part", "Result", "Snapshot"]
+__all__ = ["Columns", "Hit", "Masks", "Part", "Result", "Snapshot"]
 
 Masks = list["np.ndarray | None"]
 """Which rows of each part count; None: all."""
@@ -127,9 +127,11 @@ class Snapshot:
         found: list[list[_Some]] = [[] for _ in queries]
         for part, mask in zip(self.parts, masks, strict=True):
             lists = part.lists
-            if probed is not None and lists.mapped:
+            if probed is None:
+                lists.prepare_all()
+            else:
                 for places in probed:
-                    lists.fetch(places.tolist())
+                    lists.prepare(places.tolist())
             for where, rows in _asked(lists, len(queries), probed):
                 if where.start == where.end or not rows:
                     continue

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,19 +16,22 @@ from filelock import FileLock, Timeout
 from kedge.errors import GalleryError
 from kedge.gallery.anchors import Anchors, extend_anchors, settle_anchors
 from kedge.gallery.changes import Change, Marks, compare
+from kedge.gallery.checksums import DamagedLists, FileChecksums
 from kedge.gallery.lists import Lists, Opened, open_lists, write_lists
 from kedge.gallery.place import Place
 from kedge.gallery.precision import Precision
-from kedge.gallery.record import Record, embeddings_of
+from kedge.gallery.record import LOCK, Record, embeddings_of, require_valid
 from kedge.gallery.search import Part, Snapshot
 
 __all__ = ["LOCK", "View"]
 
-LOCK = "writer.lock"
 _TAIL = 10_000
 """With more new rows than this, the lists are written anew before the next search."""
 _ROW = 512
 """Bytes that a new row takes beside its vector."""
+_DELAY = 2.0
+"""Seconds until what was opened is compared with its checksums in the background: the first searches come first."""
+_log = logging.getLogger(__name__)
 
 
 class View:
@@ -45,17 +50,21 @@ class View:
         classes: Sequence[str],
         by_label: bool,
         precision: Precision,
+        checksums: FileChecksums,
     ) -> None:
         self.precision = precision
-        self._folder = place.folder
+        self.folder = place.folder
         self._fresh = place.fresh
         self._memory = memory
-        self._record = Record(place, dim, memory=memory)
+        self._record = Record(place, dim, memory=memory, checksums=checksums)
         self._learned = learned
         self._classes = classes
         self._by_label = by_label
         self._mutex = threading.RLock()
         self._snapshot: Snapshot | None = None
+        self._opened: Opened | None = None
+        self._damaged: set[str] = set()
+        """Folders of lists that are not as they were written."""
         self._looked = -math.inf
 
     def newest(self) -> Snapshot:
@@ -71,6 +80,37 @@ class View:
             self._looked = now
             return self._snapshot
 
+    def checked(self) -> Snapshot:
+        """The newest state, all its lists compared with their checksums; damaged ones are rebuilt."""
+        snapshot = self.newest()
+        try:
+            for part in snapshot.parts:
+                part.lists.prepare_all()
+        except DamagedLists:
+            return self.repaired(snapshot)
+        return snapshot
+
+    def repaired(self, damaged: Snapshot) -> Snapshot:
+        """The newest state without the damaged lists of this one: rebuilt from the table, or searched from memory."""
+        with self._mutex:
+            opened = self._opened
+            if opened is not None and any(part.lists is opened.lists for part in damaged.parts):
+                _log.warning("The inverted lists of %s are damaged: they are rebuilt.", self._record.place)
+                self._damaged.add(opened.name)
+                self._opened = self._snapshot = None
+                self._looked = -math.inf
+            return self.newest()
+
+    def opened_from(self, name: str) -> bool:
+        """Whether the lists are those of this folder."""
+        return self._opened is not None and self._opened.name == name
+
+    def reopen(self) -> None:
+        """Open the lists from disk at the next call, to compare them once more."""
+        with self._mutex:
+            self._opened = self._snapshot = None
+            self._looked = -math.inf
+
     def look_again(self) -> None:
         """Ask the record at the next call, however soon it comes: something was written here."""
         with self._mutex:
@@ -83,7 +123,7 @@ class View:
     def write_lists(self, record: Record) -> None:
         """Write the lists for what `record` holds now. Whoever calls must hold the gallery's lock."""
         anchors = self.settled(record)
-        write_lists(self._folder / "lists", record, anchors, by_label=self._by_label, precision=self.precision)
+        write_lists(self.folder / "lists", record, anchors, by_label=self._by_label, precision=self.precision)
         with self._mutex:
             self._snapshot = None
 
@@ -101,7 +141,9 @@ class View:
         return masks
 
     def _look(self) -> Snapshot:
-        opened = open_lists(self._folder / "lists")
+        opened = open_lists(self.folder / "lists", self._opened)
+        if opened is not None and opened.name in self._damaged:
+            opened = None
         change = None if opened is None else compare(opened, self._record)
         if change is None or len(change.new) > _TAIL:
             renewed = self._renewed()
@@ -112,6 +154,11 @@ class View:
             anchors = self.settled(self._record)
             opened = Opened(Lists.empty(self._record.dim, len(anchors)), anchors, {})
             change = compare(opened, self._record)
+        if opened is not self._opened and opened.name:
+            check = threading.Timer(_DELAY, _check, [weakref.ref(self), opened.name])
+            check.daemon = True
+            check.start()
+        self._opened = opened
         parts, anchors = [Part(opened.lists, change.alive)], opened.anchors
         if len(change.new):
             tail, anchors = self._tail(change, anchors)
@@ -120,11 +167,11 @@ class View:
 
     def _renewed(self) -> Opened | None:
         try:
-            with FileLock(self._folder / LOCK, timeout=0):
+            with FileLock(self.folder / LOCK, timeout=0):
                 self.write_lists(self._record)
         except (Timeout, OSError):
             return None
-        return open_lists(self._folder / "lists")
+        return open_lists(self.folder / "lists")
 
     def _tail(self, change: Change, anchors: Anchors) -> tuple[Lists, Anchors]:
         needed = len(change.new) * (4 * self._record.dim + _ROW)
@@ -137,7 +184,20 @@ class View:
         kept = [batch.filter(pa.array(np.isin(np.asarray(batch.column("id")), change.new))) for batch in some]
         table = pa.Table.from_batches(kept).sort_by("id")
         embeddings, labels = embeddings_of(table, self._record.dim), table.column("label").to_pylist()
+        require_valid(np.asarray(table.column("id")), embeddings)
         anchors = extend_anchors(anchors, embeddings, labels)
         homes = anchors.assign(embeddings, labels, by_label=self._by_label)
         ids = np.asarray(table.column("id"))
         return Lists.in_memory(homes, len(anchors), ids, embeddings, labels, table.column("path").to_pylist()), anchors
+
+
+def _check(view: weakref.ref[View], name: str) -> None:
+    """Compare lists and table with their checksums, in the background."""
+    this = view()
+    try:
+        if this is not None and this.opened_from(name):
+            this.checked()
+            this._record.verify()
+    except GalleryError as error:
+        if this is not None and this.folder.exists():
+            _log.error("%s", error)

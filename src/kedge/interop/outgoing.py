@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from kedge.errors import ConfigError
 from kedge.gallery import Gallery
+from kedge.gallery.checksums import CHECKSUM
 from kedge.gallery.search import Snapshot
 from kedge.interop.carried import HOME, Carried, Rows
 
@@ -19,7 +20,7 @@ __all__ = ["state_of"]
 
 def state_of(gallery: Gallery) -> tuple[Carried, Rows]:
     """The newest state of a gallery and its rows, which stay what they are, whoever writes meanwhile."""
-    snapshot = gallery.snapshot()
+    snapshot = gallery.checked_snapshot()
     record = lance.dataset(gallery.place.record, version=snapshot.version)
     ids, homes = _homes(snapshot)
     counted = gallery.place.read("next_id") if gallery.place.address is None else None
@@ -36,7 +37,7 @@ def state_of(gallery: Gallery) -> tuple[Carried, Rows]:
         names=snapshot.anchors.names,
         anchors=np.ascontiguousarray(snapshot.anchors.vectors, np.float32),
     )
-    names = [name for name in record.schema.names if name not in ("hash", "thumbnail")]
+    names = [name for name in record.schema.names if name not in ("hash", "thumbnail", CHECKSUM)]
     names += [name for name in ("hash", "thumbnail") if record.count_rows(f"{name} IS NOT NULL")]
     if HOME in names:
         raise ConfigError(f"{gallery.place} has metadata called {HOME}, the name that exports need for the lists.")

@@ -86,11 +86,8 @@ def _index(gallery: Gallery, where: str | None) -> tuple[Any, str, Anchors]:
     found = indexed(dataset)
     for name, covered in found.items():
         if all(one in covered for one, size in rows.items() if size) and (anchors := Routes(gallery).read(name)):
-            try:
-                dataset.scanner(columns=["id"], filter=where).explain_plan()
-            except (ValueError, OSError) as error:
-                reason = (str(error).splitlines() or [""])[0]
-                raise ConfigError(f"where={where!r} cannot be understood: {reason}") from error
+            if where is not None:
+                gallery.check_filter(where)
             return dataset, name, anchors
     if not any(rows.values()):
         return dataset, "", Anchors(np.empty((0, gallery.dim), np.float32), (), 0)

@@ -42,6 +42,7 @@ def probes_of(service: Service) -> APIRouter:
         """Whether it can answer queries."""
         if not service.ready:
             raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, "The server is starting or stopping.")
+        await service.run(service.touch)
         return schemas.Status(status="ready")
 
     return router

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from http import HTTPStatus
 from typing import Any
 
@@ -16,6 +17,7 @@ from kedge.errors import ConfigError, GalleryError, KedgeError, PictureError
 __all__ = ["RETRY_SECONDS", "Refused", "answer_errors", "as_response", "only_known"]
 
 RETRY_SECONDS = 1
+_log = logging.getLogger(__name__)
 
 
 class Refused(Exception):
@@ -60,12 +62,12 @@ def answer_errors(app: FastAPI) -> None:
 
     @app.exception_handler(KedgeError)
     async def expected(request: Request, error: KedgeError) -> JSONResponse:
-        del request
         if isinstance(error, PictureError):
             return as_response(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
         # Other errors name files, which are nobody's business.
         if isinstance(error, ConfigError):
             return as_response(HTTPStatus.UNPROCESSABLE_ENTITY, "This gallery cannot be asked for that.")
+        _log.error("%s %s: %s", request.method, request.url.path[:200], error)
         busy = isinstance(error, GalleryError)
         sentence = "The gallery cannot be used at the moment: try again." if busy else "The server failed: try again."
         return as_response(HTTPStatus.SERVICE_UNAVAILABLE, sentence)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -37,6 +39,7 @@ T = TypeVar("T")
 _THUMBNAIL = 256
 """The longer side of those that are made here, where the gallery keeps none."""
 _KEPT = 512
+_TOUCHED_SECONDS = 1.0
 
 
 class Service:
@@ -57,6 +60,7 @@ class Service:
         self._writing = ThreadPoolExecutor(1, thread_name_prefix="write")
         self._mutex = threading.Lock()
         self._catalogue: Catalogue | None = None
+        self._touched = -math.inf
         self.maps = Maps()
         self.ready = False
         """Whether queries can be answered."""
@@ -84,15 +88,24 @@ class Service:
         """In a thread, so that other requests go on."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, act, *arguments)
 
+    def touch(self) -> None:
+        """Raise unless the table can be read, as far as was known a second ago."""
+        now = time.monotonic()
+        if now - self._touched > _TOUCHED_SECONDS:
+            self.gallery.touch()
+            self._touched = now
+
     def catalogue(self) -> Catalogue:
         """The newest version."""
         snapshot = self.gallery.snapshot()
         with self._mutex:
-            if self._catalogue is None or self._catalogue.snapshot.version < snapshot.version:
-                self._catalogue = Catalogue(snapshot)
-                self.metrics.items.set(len(self._catalogue))
+            known = self._catalogue
+            # Of the same version there may be another snapshot, once damaged lists were rebuilt.
+            if known is None or (known.snapshot is not snapshot and known.snapshot.version <= snapshot.version):
+                self._catalogue = known = Catalogue(snapshot)
+                self.metrics.items.set(len(known))
                 self.metrics.version.set(snapshot.version)
-            return self._catalogue
+            return known
 
     # ------------------------------------------------------------------ asking
 

@@ -1,0 +1,58 @@
+"""A table that cannot be read is the server's trouble, not that of whoever asks."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+
+from kedge.gallery import Gallery
+from kedge.serving import service
+from kedge.serving.app import create_app
+
+
+@pytest.fixture
+def gallery(tmp_path: Path) -> Path:
+    made = Gallery.create(tmp_path / "g", anchors=np.eye(3, 4), classes=["a", "b", "c"])
+    made.add_embeddings(np.random.default_rng(0).normal(size=(50, 4)), labels=["a", "b"] * 25)
+    made.optimize()
+    return tmp_path / "g"
+
+
+def test_a_table_that_was_cut_off(
+    gallery: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(service, "_TOUCHED_SECONDS", -1.0)
+    with TestClient(create_app(gallery), base_url="http://localhost/api/v1") as api:
+        assert api.get("/ready").status_code == 200
+        assert api.get("/items/3").status_code == 200
+        assert api.get("/items/999").status_code == 404
+    with TestClient(create_app(gallery), base_url="http://localhost/api/v1") as api:
+        for file in gallery.glob("record.lance/data/*"):
+            file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+        caplog.set_level(logging.ERROR)
+        for path in ("/items/3", "/items/3/similar", "/items/3/thumbnail", "/items/999", "/ready"):
+            caplog.clear()
+            answer = api.get(path)
+            assert (path, answer.status_code) == (path, 503)
+            assert answer.json() == {"error": "The gallery cannot be used at the moment: try again."}
+            [said] = [line.getMessage() for line in caplog.records if line.name == "kedge.serving.errors"]
+            assert said.startswith(f"GET /api/v1{path}: ")
+            assert "damaged" in said
+        assert api.get("/health").status_code == 200
+
+
+def test_damaged_lists_are_rebuilt_while_it_serves(gallery: Path) -> None:
+    with TestClient(create_app(gallery), base_url="http://localhost/api/v1") as api:
+        expected = api.get("/items/3/similar", params={"method": "brute_force"}).json()["searches"][0]["hits"]
+    (file,) = gallery.glob("lists/*/labels.npy")
+    content = bytearray(file.read_bytes())
+    content[140] ^= 1
+    file.write_bytes(content)
+    with TestClient(create_app(gallery), base_url="http://localhost/api/v1") as api:
+        found = api.get("/items/3/similar", params={"method": "brute_force"}).json()["searches"][0]["hits"]
+        assert found == expected
+        assert api.get("/classes").json()["classes"] == [{"name": "a", "items": 25}, {"name": "b", "items": 25}]
