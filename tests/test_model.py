@@ -452,7 +452,7 @@ def test_damaged_weights(model: Model, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"format": 7, "kedge": "9.1"}, ["version 7", "kedge 9.1", "up to 1", "upgrade"]),
+        ({"format": 7, "kedge": "9.1"}, ["version 7", "kedge 9.1", "up to 2", "upgrade"]),
         ({"format": "new"}, ["damaged", "format"]),
         ({"classes": ["ant", "bee"]}, ["anchors"]),
         ({"classes": None}, []),
@@ -489,7 +489,7 @@ def test_damaged_description(model: Model, tmp_path: Path, text: bytes) -> None:
 def test_files_say_what_they_hold(model: Model, tmp_path: Path) -> None:
     model.save(tmp_path / "model")
     description = json.loads((tmp_path / "model" / "model.json").read_text())
-    assert description["format"] == 1
+    assert description["format"] == 2
     assert description["classes"] == list(CLASSES)
     assert description["dim"] == DIM
     assert description["fingerprint"] == model.fingerprint

@@ -26,6 +26,7 @@ CAM = Report(
     100,
     2,
     {"loss": "cam", "dataset": "sea"},
+    scores(0.52),
 )
 CE = replace(CAM, brute_force=scores(0.3), accuracy=0.65, left_out=0, meta={"loss": "ce"})
 
@@ -50,10 +51,24 @@ def test_metrics_json_has_the_agreed_shape(tmp_path: Path) -> None:
         "queries",
         "left_out",
         "meta",
+        "brute_force_cosine",
     ]
     assert content["label_lists"] == {"mAP": 0.6, "P@20": 0.61, "P@100": 0.62}
     assert Report.load(tmp_path / "metrics.json") == CAM
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.json"]
+
+
+def test_a_report_of_the_first_release_lacks_cosine(tmp_path: Path) -> None:
+    content = CAM.to_json()
+    del content["brute_force_cosine"]
+    (tmp_path / "metrics.json").write_text(json.dumps(content))
+    old = Report.load(tmp_path / "metrics.json")
+    assert old == replace(CAM, brute_force_cosine={})
+    for table in (old, compare({"old": old, "new": CAM})):
+        assert "brute force" in printed(table)
+        assert "cosine" not in printed(table)
+    old.save(tmp_path / "metrics.json")
+    assert Report.load(tmp_path / "metrics.json") == old
 
 
 @pytest.mark.parametrize(
@@ -87,7 +102,7 @@ def test_a_report_that_cannot_be_saved_says_so(tmp_path: Path) -> None:
 
 def test_one_report_shows_every_number() -> None:
     text = printed(CAM)
-    for method in ("brute_force", "label_lists", "label_lists_rest_last", "anchor_lists"):
+    for method in ("brute_force", "brute_force_cosine", "label_lists", "label_lists_rest_last", "anchor_lists"):
         assert all(f"{value:.4f}" in text for value in CAM.scores(method).values())
     assert "sea · cam" in text
     assert "0.6200" in text

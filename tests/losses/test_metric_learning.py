@@ -192,8 +192,9 @@ def test_the_head_follows_from_what_the_loss_looks_at(name: str) -> None:
 
 
 def test_existing_losses_keep_their_heads() -> None:
-    assert loss_heads(compose(["loss=cam"]).loss) == ("bounded", "linear", "none")
-    assert loss_heads(compose(["loss=center"]).loss) == ("none", "linear", "bounded")
+    assert loss_heads(compose(["loss=cam", "recipe=paper"]).loss) == ("bounded", "linear", "none")
+    assert loss_heads(compose(["loss=cam"]).loss) == ("none", "batchnorm", "linear")
+    assert loss_heads(compose(["loss=center"]).loss) == ("none", "batchnorm", "linear", "bounded")
     assert loss_heads(compose(["loss=arcface"]).loss)[0] == "unit"
 
 

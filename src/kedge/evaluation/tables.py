@@ -29,7 +29,8 @@ def show(report: Report) -> RenderableType:
         caption += f"\n{report.left_out:,} left out: nothing relevant in the gallery"
     table = _table("search", *METRICS, title=escape(title) or None, caption=caption)
     for method in METHODS:
-        table.add_row(TITLES[method], *(f"{report.scores(method)[metric]:.4f}" for metric in METRICS))
+        if scores := report.scores(method):
+            table.add_row(TITLES[method], *(f"{scores[metric]:.4f}" for metric in METRICS))
     return table
 
 
@@ -40,6 +41,8 @@ def compare(reports: Mapping[str, Report]) -> RenderableType:
     """
     searches = _table("search", "loss", *METRICS, left=2)
     for method in METHODS:
+        if not all(report.scores(method) for report in reports.values()):
+            continue  # a report of 0.1 lacks cosine
         columns = [[report.scores(method)[metric] for report in reports.values()] for metric in METRICS]
         _add_group(searches, (TITLES[method],), reports, columns)
     classes = _table("loss", "classification", "1-NN")

@@ -101,6 +101,10 @@ class Model:
         """The anchors in the space of the embeddings, t x n."""
         return F.normalize(self._anchors, dim=1) if self.normalize and self._anchors is not None else self._anchors
 
+    @anchors.setter
+    def anchors(self, anchors: Tensor | None) -> None:
+        self._anchors = anchors
+
     @property
     def device(self) -> torch.device:
         """Where the encoder is."""

@@ -74,6 +74,9 @@ class Job:
             del known["recipe"]["sharpness"]
         if not known["recipe"]["mirror"]:
             del known["recipe"]["mirror"]
+        for name in ("discriminate", "normalize"):
+            if known["loss"].get(name) in (0, False):
+                del known["loss"][name]
         if known["split"]["validate_every"] is None:
             del known["split"]["validate_every"]
         known["dataset"] = self.dataset
