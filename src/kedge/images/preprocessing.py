@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from kedge.errors import ConfigError
-from kedge.images.reading import to_rgb
+from kedge.images.resizing import centre_square
 
 __all__ = ["IMAGENET_MEAN", "IMAGENET_STD", "Preprocessing"]
 
@@ -53,18 +53,7 @@ class Preprocessing:
 
     def to_pixels(self, image: Image.Image) -> np.ndarray:
         """The picture's centre as uint8, 3 x size x size: the shorter side fills the output, antialiased."""
-        image = to_rgb(image)
-        if self.size is not None and image.size != (self.size, self.size):
-            # Only the centre square is resampled: the same picture as resizing first and cropping then,
-            # without the huge image in between that a very long and narrow one would become.
-            side = min(image.size)
-            left, top = (image.width - side) / 2, (image.height - side) / 2
-            image = image.resize(
-                (self.size, self.size),
-                Image.Resampling.BILINEAR,
-                box=(left, top, left + side, top + side),
-            )
-        return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
+        return centre_square(image, self.size)
 
     def normalise(self, pixels: Tensor) -> Tensor:
         """Pixels 0 to 255, B x 3 x H x W of any dtype, as float32: times scale, at ``size``, standardised."""
