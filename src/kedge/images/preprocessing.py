@@ -17,6 +17,8 @@ from kedge.images.resizing import centre_square
 
 __all__ = ["IMAGENET_MEAN", "IMAGENET_STD", "Preprocessing"]
 
+MAX_SIDE = 2048
+"""The largest input of an encoder: memory grows with its square, and a model's folder may come from a stranger."""
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
@@ -37,8 +39,8 @@ class Preprocessing:
     mirror: bool = False
 
     def __post_init__(self) -> None:
-        if self.size is not None and self.size < 1:
-            raise ConfigError(f"size must be a positive number of pixels or None, not {self.size}.")
+        if self.size is not None and not 1 <= self.size <= MAX_SIDE:
+            raise ConfigError(f"size must be a number of pixels from 1 to {MAX_SIDE}, or None, not {self.size}.")
         if self.scale <= 0:
             raise ConfigError(f"scale must be positive, not {self.scale}.")
         if (self.mean is None) != (self.std is None):
