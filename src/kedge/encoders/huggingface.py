@@ -184,7 +184,7 @@ def _build(config: Mapping[str, Any]) -> nn.Module:
         raise ConfigError(f"transformers {transformers.__version__} has no model of type {kind!r}: upgrade it.")
     if _numbers(config) > _MAX_NUMBERS:
         raise ConfigError(f"the {kind} model has sizes that add up to more than {_MAX_NUMBERS:,}: it is too large.")
-    made = None if _wraps(config) else transformers.CONFIG_MAPPING[kind].from_dict(dict(config))
+    made: Any = None if _wraps(config) else transformers.CONFIG_MAPPING[kind].from_dict(dict(config))
     network = transformers.MODEL_MAPPING.get(type(made), None)
     network = network[0] if isinstance(network, tuple) else network
     if getattr(network, "main_input_name", None) != "pixel_values":

@@ -40,7 +40,7 @@ _FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000
 logging.getLogger("PIL").addHandler(logging.NullHandler())
 
 # An image in one block: those of 16 MiB, Pillow's default, are kept by glibc for each thread once they are freed.
-Image.core.set_block_size(2**30)
+Image.core.set_block_size(2**30)  # type: ignore[attr-defined]
 
 
 def read_picture(source: str | Path | bytes | BinaryIO, *, max_pixels: int = MAX_PIXELS) -> Image.Image:

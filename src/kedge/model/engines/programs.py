@@ -77,7 +77,7 @@ def _made(kind: str, encoder: Encoder, images: Tensor, mirror: bool) -> Iterator
     """The file that a child makes; it is gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="kedge-engine-") as scratch:
         # Tensors and plain values only: the child reads no pickled objects.
-        order = {"kind": kind, "spec": json.dumps(encoder.spec), "state": dict(encoder.state_dict())}
+        order: dict[str, Any] = {"kind": kind, "spec": json.dumps(encoder.spec), "state": dict(encoder.state_dict())}
         order |= {"images": images[:2].clone(), "mirror": mirror, "threads": torch.get_num_threads()}
         torch.save(order, Path(scratch, _ORDER))
         search = os.pathsep.join(part for part in sys.path if part)
