@@ -26,7 +26,6 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from filelock import FileLock
-from PIL import ImageFile
 
 import kedge
 from kedge.cli import serve as verb
@@ -34,7 +33,7 @@ from kedge.errors import ConfigError, DataError, GalleryError
 from kedge.gallery import Gallery
 from kedge.gallery import gallery as gallery_module
 from kedge.gallery.view import LOCK
-from kedge.serving import run
+from kedge.serving import decoding, run
 from kedge.serving.app import create_app
 from kedge.serving.settings import Settings
 
@@ -425,40 +424,51 @@ def claiming(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
 
 
+NOTING = """
+from PIL import ImageFile
+from kedge.images.decoder import main
+
+load = ImageFile.ImageFile.load
+
+def noted(self):
+    with open({log!r}, "a") as log:
+        print(*self.size, file=log)
+    return load(self)
+
+ImageFile.ImageFile.load = noted
+main()
+"""
+
+
 @pytest.fixture
-def decoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """The sizes of pictures whose pixels were asked for."""
-    sizes: list[tuple[int, int]] = []
-    load = ImageFile.ImageFile.load
-
-    def noted(self: ImageFile.ImageFile) -> Any:
-        sizes.append(self.size)
-        return load(self)
-
-    monkeypatch.setattr(ImageFile.ImageFile, "load", noted)
-    return sizes
+def decoded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], set[str]]:
+    """The sizes of pictures whose pixels were asked for, in the processes that decode."""
+    log = tmp_path / "decoded"
+    log.touch()
+    monkeypatch.setattr(decoding, "_PROGRAM", NOTING.format(log=str(log)))
+    return lambda: set(log.read_text().splitlines())
 
 
 @pytest.mark.parametrize("size", [(60_000, 60_000), (8_000, 8_000), (50_000_001, 1)])
 def test_a_picture_with_too_many_pixels_is_not_decoded(
-    untouched: TestClient, bearer: dict[str, str], decoded: list[tuple[int, int]], size: tuple[int, int]
+    writable: TestClient, bearer: dict[str, str], decoded: Callable[[], set[str]], size: tuple[int, int]
 ) -> None:
     for path in ("/api/v1/search", "/api/v1/items"):
-        answer = untouched.post(path, content=claiming(*size), headers=PNG | bearer)
+        answer = writable.post(path, content=claiming(*size), headers=PNG | bearer)
         assert answer.status_code == 422
         assert "pixels" in sentence_of(answer)
-    assert decoded == []
+    assert decoded() == set()
 
 
-def test_the_limit_of_pixels_can_be_lower(built: Path, query: Query, decoded: list[tuple[int, int]]) -> None:
+def test_the_limit_of_pixels_can_be_lower(built: Path, query: Query, decoded: Callable[[], set[str]]) -> None:
     with client_of(built, Settings(max_pixels=12 * 12 - 1)) as client:
         answer = client.post("/api/v1/search", content=query("level"), headers=PNG)
         assert answer.status_code == 422
         assert "the limit of 143" in sentence_of(answer)
-        assert decoded == []
+        assert decoded() == set()
     with client_of(built, Settings(max_pixels=12 * 12)) as client:
         assert client.post("/api/v1/search", content=query("level"), headers=PNG).status_code == 200
-        assert set(decoded) == {(12, 12)}
+        assert decoded() == {"12 12"}
 
 
 def test_a_body_that_trickles_is_cut_off(built: Path) -> None:

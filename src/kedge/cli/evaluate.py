@@ -25,6 +25,10 @@ def evaluate(
         bool,
         typer.Option("--held-out", help="Ask with the held-out pictures, and leave the test pictures alone."),
     ] = False,
+    trust: Annotated[
+        bool,
+        typer.Option("--trust", help="Run whatever loads the data of the run, Kedge's own or not."),
+    ] = False,
 ) -> None:
     """Search the training pictures with the test pictures, and write metrics.json.
 
@@ -45,7 +49,7 @@ def evaluate(
         join_processes("cuda" if torch.cuda.is_available() else "cpu")
         model = Model.load(run)
         with leader_first():
-            dataset = held_out_of(run) if held_out else dataset_of(run, overrides or [])
+            dataset = held_out_of(run, trust=trust) if held_out else dataset_of(run, overrides or [], trust=trust)
         report = measure(model, dataset)
     path = out or run / ("held_out.json" if held_out else "metrics.json")
     if leads():

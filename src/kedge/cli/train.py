@@ -25,6 +25,9 @@ def train(
     context: typer.Context,
     folder: Annotated[Path | None, typer.Option(help="Where the run goes; by default below runs/.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with an interrupted run: its folder.")] = None,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="With --resume: run whatever classes the run names, Kedge's own or not.")
+    ] = False,
 ) -> None:
     """Train an encoder around class anchors.
 
@@ -43,12 +46,14 @@ def train(
     arguments = list(context.args)
     try:
         with one_voice():
+            if resume is None and trust:
+                raise ConfigError("--trust is for --resume: what you name yourself needs none, leave it out.")
             if resume is None:
                 _start(arguments, folder)
             elif folder:
                 raise ConfigError("--resume names the run's folder: leave out --folder.")
             else:
-                resume_run(resume, arguments)
+                resume_run(resume, arguments, trust=trust)
                 _say_next(resume)
     except Interrupted as stopped:
         typer.echo(f"kedge: {stopped}", err=True)

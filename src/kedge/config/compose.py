@@ -26,6 +26,7 @@ from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from kedge.config.trust import OWN, check_config
 from kedge.errors import ConfigError, DataError, KedgeError
 
 __all__ = [
@@ -77,8 +78,11 @@ def expand(overrides: Sequence[str]) -> list[list[str]]:
     return [list(job) for batch in BasicSweeper.split_arguments(parsed, None) for job in batch]
 
 
-def load_config(path: Path) -> DictConfig:
-    """The configuration that a run left behind."""
+def load_config(path: Path, *, builds: Sequence[str] = tuple(OWN), trust: bool = False) -> DictConfig:
+    """The configuration that a run left behind.
+
+    Without `trust`, the groups that the caller `builds` must name Kedge's own datasets, encoders and losses.
+    """
     try:
         config = OmegaConf.load(path)
     except FileNotFoundError as error:
@@ -87,24 +91,24 @@ def load_config(path: Path) -> DictConfig:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     if not isinstance(config, DictConfig):
         raise ConfigError(f"{path} holds no configuration.")
+    if not trust:
+        check_config(config, builds, path)
     return config
 
 
-def dataset_of(run: str | Path, overrides: Sequence[str] = ()) -> Any:
-    """The dataset of a run, or another one that `overrides` name (`dataset=svhn`, `dataset.path=…`)."""
+def dataset_of(run: str | Path, overrides: Sequence[str] = (), *, trust: bool = False) -> Any:
+    """The dataset of a run, or another one that `overrides` name (`dataset=svhn`, `dataset.path=…`).
+
+    `trust` has classes instantiated that are not Kedge's: say it of your own runs only.
+    """
     run = Path(run)
     for override in overrides:
         if not override.startswith(("dataset=", "dataset.")) or "=" not in override:
             raise ConfigError(f"Only the dataset can be named here (dataset=… or dataset.…=…), found {override!r}.")
     if overrides and any(override.startswith("dataset=") for override in overrides):
         return build_dataset(compose(overrides).dataset)
-    config = load_config(run / CONFIG)
-    node = OmegaConf.merge(config, OmegaConf.from_dotlist(list(overrides))).dataset
-    target = str(node.get("_target_"))
-    if not target.startswith("kedge."):
-        # A run may come from a stranger: opening it must not run code of theirs.
-        raise ConfigError(f"{run} loads its data with {target}, which is not Kedge's: name it with dataset=…")
-    dataset = build_dataset(node)
+    config = load_config(run / CONFIG, builds=["dataset"], trust=trust)
+    dataset = build_dataset(OmegaConf.merge(config, OmegaConf.from_dotlist(list(overrides))).dataset)
     if not overrides and dataset.fingerprint() != _fingerprint(run):
         raise DataError(
             f"{dataset.name} has changed since {run} was trained, so that its test pictures may have been trained "
@@ -113,15 +117,15 @@ def dataset_of(run: str | Path, overrides: Sequence[str] = ()) -> Any:
     return dataset
 
 
-def held_out_of(run: str | Path) -> Any:
+def held_out_of(run: str | Path, *, trust: bool = False) -> Any:
     """The dataset of a run with its held-out pictures in place of the test pictures, for choosing between runs."""
     from kedge.datasets import divide
 
     try:
-        dataset = dataset_of(run)
+        dataset = dataset_of(run, trust=trust)
     except (ConfigError, DataError) as error:
         raise DataError(f"The pictures that {run} held out cannot be had: {error}") from error
-    split = load_config(Path(run) / CONFIG).split
+    split = load_config(Path(run) / CONFIG, builds=[]).split
     train, held_out = divide(dataset.train, split.holdout, split.shots, split.seed)
     if held_out is None:
         raise ConfigError(f"{run} held no pictures out (split.holdout={split.holdout:g}).")

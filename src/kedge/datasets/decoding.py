@@ -33,7 +33,7 @@ __all__ = ["Decoded", "check_room", "decode", "decode_each"]
 
 T = TypeVar("T")
 
-_VERSION = 1
+_VERSION = 2
 """Part of every array's name: raise it when the same files would decode to other pixels."""
 
 

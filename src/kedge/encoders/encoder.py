@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from kedge.encoders.backbones import Backbone, build_backbone
 from kedge.encoders.heads import build_head
-from kedge.encoders.huggingface import shown_name
+from kedge.encoders.huggingface import HF, shown_name
 from kedge.encoders.weights import load_weights, stem_of
 from kedge.errors import ConfigError
 
@@ -62,8 +62,11 @@ class Encoder(nn.Module):
 
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any]) -> Self:
-        """The architecture that ``spec`` describes, with random weights."""
-        known = {key: spec[key] for key in ("config", "width") if key in spec}
+        """The architecture that ``spec`` describes, with random weights; nothing is fetched for it."""
+        known: dict[str, Any] = {}
+        if spec["name"].startswith(HF):
+            # Without them, the Hub would be asked for the one and a forward pass for the other.
+            known = {"config": dict(spec["config"]), "width": _checked_dim(spec["width"])}
         backbone = build_backbone(spec["name"], stem=spec["stem"], **known)
         return cls(spec["name"], backbone, dim=_checked_dim(spec["dim"]), head=spec["head"])
 

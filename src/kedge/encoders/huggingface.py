@@ -40,6 +40,8 @@ _UNSAID = {
     "torch_dtype",
     "transformers_version",
 }
+_MAX_NUMBERS = 2**22
+"""Sizes and depths of a network, all together: some are counted up to before its first layer is built."""
 _RESAMPLING = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 
 
@@ -180,11 +182,12 @@ def _build(config: Mapping[str, Any]) -> nn.Module:
     kind = config.get("model_type")
     if kind not in transformers.CONFIG_MAPPING:
         raise ConfigError(f"transformers {transformers.__version__} has no model of type {kind!r}: upgrade it.")
-    made = transformers.CONFIG_MAPPING[kind].from_dict(dict(config))
+    if _numbers(config) > _MAX_NUMBERS:
+        raise ConfigError(f"the {kind} model has sizes that add up to more than {_MAX_NUMBERS:,}: it is too large.")
+    made: Any = None if _wraps(config) else transformers.CONFIG_MAPPING[kind].from_dict(dict(config))
     network = transformers.MODEL_MAPPING.get(type(made), None)
     network = network[0] if isinstance(network, tuple) else network
-    # Those around a backbone of another kind may fetch it when they are built.
-    if getattr(network, "main_input_name", None) != "pixel_values" or config.get("backbone"):
+    if getattr(network, "main_input_name", None) != "pixel_values":
         raise ConfigError(
             f"models of type {kind!r} do not turn one picture into features: choose a ViT, DINOv2, Swin …"
         )
@@ -193,6 +196,21 @@ def _build(config: Mapping[str, Any]) -> nn.Module:
     with _hushed():
         built: nn.Module = transformers.AutoModel.from_config(made, trust_remote_code=False)
     return built
+
+
+def _wraps(config: Mapping[str, Any]) -> bool:
+    """Whether this is a model around one of another kind, which may be fetched when it is built."""
+    return str(config.get("model_type")).startswith("timm_") or any(
+        _wraps(value) if isinstance(value, Mapping) and "backbone" not in key else value and "backbone" in key
+        for key, value in config.items()
+    )
+
+
+def _numbers(value: Any) -> int:
+    """The sum of all whole numbers in a configuration."""
+    if isinstance(value, Mapping | list | tuple):
+        return sum(map(_numbers, value.values() if isinstance(value, Mapping) else value))
+    return abs(value) if isinstance(value, int) else 0
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

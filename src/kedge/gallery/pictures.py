@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,11 +12,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from PIL import Image
 from torch import Tensor
 
 from kedge.errors import ConfigError, PictureError
 from kedge.images import Preprocessing, fetch_picture, is_url, list_pictures, read_picture
+from kedge.images.resizing import thumbnail_of
 
 __all__ = [
     "Batch",
@@ -125,15 +124,6 @@ def is_text(name: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def thumbnail_of(image: Image.Image, side: int) -> bytes:
-    """A small copy as JPEG."""
-    small = image.copy()
-    small.thumbnail((side, side))
-    stream = io.BytesIO()
-    small.save(stream, "JPEG", quality=82)
-    return stream.getvalue()
 
 
 def gathered(first: int, files: Sequence[str | Path], found: Sequence[Read]) -> Batch:

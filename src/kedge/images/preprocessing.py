@@ -13,10 +13,12 @@ from PIL import Image
 from torch import Tensor
 
 from kedge.errors import ConfigError
-from kedge.images.reading import to_rgb
+from kedge.images.resizing import centre_square
 
 __all__ = ["IMAGENET_MEAN", "IMAGENET_STD", "Preprocessing"]
 
+MAX_SIDE = 2048
+"""The largest input of an encoder: memory grows with its square, and a model's folder may come from a stranger."""
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
@@ -37,8 +39,8 @@ class Preprocessing:
     mirror: bool = False
 
     def __post_init__(self) -> None:
-        if self.size is not None and self.size < 1:
-            raise ConfigError(f"size must be a positive number of pixels or None, not {self.size}.")
+        if self.size is not None and not 1 <= self.size <= MAX_SIDE:
+            raise ConfigError(f"size must be a number of pixels from 1 to {MAX_SIDE}, or None, not {self.size}.")
         if self.scale <= 0:
             raise ConfigError(f"scale must be positive, not {self.scale}.")
         if (self.mean is None) != (self.std is None):
@@ -53,18 +55,7 @@ class Preprocessing:
 
     def to_pixels(self, image: Image.Image) -> np.ndarray:
         """The picture's centre as uint8, 3 x size x size: the shorter side fills the output, antialiased."""
-        image = to_rgb(image)
-        if self.size is not None and image.size != (self.size, self.size):
-            # Only the centre square is resampled: the same picture as resizing first and cropping then,
-            # without the huge image in between that a very long and narrow one would become.
-            side = min(image.size)
-            left, top = (image.width - side) / 2, (image.height - side) / 2
-            image = image.resize(
-                (self.size, self.size),
-                Image.Resampling.BILINEAR,
-                box=(left, top, left + side, top + side),
-            )
-        return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
+        return centre_square(image, self.size)
 
     def normalise(self, pixels: Tensor) -> Tensor:
         """Pixels 0 to 255, B x 3 x H x W of any dtype, as float32: times scale, at ``size``, standardised."""

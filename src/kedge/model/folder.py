@@ -22,7 +22,7 @@ from torch import Tensor
 
 from kedge.errors import ModelError
 
-__all__ = ["described", "kedge_version", "read_folder", "write_folder"]
+__all__ = ["described", "kedge_version", "read_description", "read_shapes", "read_weights", "write_folder"]
 
 FORMAT = 2
 """2: the description may say `posterior` or `normalize`, which an older reader would not apply."""
@@ -54,8 +54,8 @@ def write_folder(path: str | Path, description: dict[str, Any], tensors: dict[st
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def read_folder(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The description and the tensors of a model folder, or of the one inside a run folder."""
+def read_description(path: str | Path) -> tuple[Path, dict[str, Any]]:
+    """The folder of a model, which may be inside a run's, and what it says of itself."""
     folder = _locate(Path(path).expanduser())
     description = _read_description(folder)
     found, writer = description["format"], description.get("kedge", "unknown")
@@ -64,7 +64,17 @@ def read_folder(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             f"model {folder} has format version {found} (written by kedge {writer}); "
             f"this kedge reads versions up to {FORMAT}: upgrade kedge."
         )
-    return description, _read_weights(folder, description)
+    return folder, description
+
+
+def read_shapes(folder: Path, description: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The shapes of a model's tensors, of which nothing else is read."""
+    try:
+        with safetensors.safe_open(folder / _WEIGHTS, framework="pt") as file:
+            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except (safetensors.SafetensorError, OSError) as error:
+        read_weights(folder, description)  # says what is wrong with it
+        raise ModelError(f"{folder / _WEIGHTS} is damaged ({error}): save or copy the model again.") from error
 
 
 def described(path: str | Path) -> dict[str, Any] | None:
@@ -103,7 +113,8 @@ def _read_description(folder: Path) -> dict[str, Any]:
     return description
 
 
-def _read_weights(folder: Path, description: dict[str, Any]) -> dict[str, Tensor]:
+def read_weights(folder: Path, description: dict[str, Any]) -> dict[str, Tensor]:
+    """The tensors of a model."""
     file = folder / _WEIGHTS
     try:
         weights = file.read_bytes()

@@ -19,8 +19,9 @@ from kedge.errors import ConfigError, ModelError
 from kedge.images import Preprocessing
 from kedge.losses.posterior import posterior_mean
 from kedge.model import hub
+from kedge.model.checking import Misfit, check_shapes
 from kedge.model.engines import Engines
-from kedge.model.folder import read_folder, write_folder
+from kedge.model.folder import read_description, read_shapes, read_weights, write_folder
 from kedge.model.pictures import Picture, pixel_batches
 
 __all__ = ["Model", "Prediction"]
@@ -239,12 +240,22 @@ class Model:
 
     @classmethod
     def load(cls, path: str | Path, device: str | torch.device = "auto", engine: str | None = None) -> Self:
-        """Open a model folder, or a run folder that holds one; no code in it is run. ``engine`` as in `engine`."""
+        """Open a model folder, or a run folder that holds one. ``engine`` as in `engine`.
+
+        No code in it is run, nothing is fetched from a network, and no memory is taken for what it does not hold.
+        """
         place, engines = _device(device), Engines(engine)
-        description, tensors = read_folder(path)
+        folder, description = read_description(path)
+        shapes = read_shapes(folder, description)
+        prefix = "encoder."
         try:
+            preprocessing = Preprocessing.from_json(description["preprocessing"])
+            check_shapes(
+                description["encoder"],
+                {name.removeprefix(prefix): shape for name, shape in shapes.items() if name.startswith(prefix)},
+            )
             encoder = Encoder.from_spec(description["encoder"])
-            prefix = "encoder."
+            tensors = read_weights(folder, description)
             encoder.load_state_dict(
                 {name.removeprefix(prefix): tensors[name] for name in tensors if name.startswith(prefix)}
             )
@@ -253,13 +264,13 @@ class Model:
                 encoder.eval(),
                 anchors=tensors.get("anchors"),
                 classes=description["classes"],
-                preprocessing=Preprocessing.from_json(description["preprocessing"]),
+                preprocessing=preprocessing,
                 classifier=(tensors["classifier.weight"], tensors["classifier.bias"]) if with_classifier else None,
                 loss=description["loss"],
                 posterior=bool(description.get("posterior", False)),
                 normalize=bool(description.get("normalize", False)),
             )
-        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, Misfit, RuntimeError, TypeError, ValueError) as error:
             reason = " ".join(str(error).split())
             raise ModelError(f"model {path} cannot be opened, its parts do not fit together: {reason}") from error
         model._engines = engines

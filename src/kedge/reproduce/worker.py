@@ -17,8 +17,10 @@ from typing import Any
 
 import torch
 from filelock import FileLock
+from omegaconf import OmegaConf
 
 from kedge.config.compose import CONFIG, build_dataset, load_config, quoted
+from kedge.config.trust import OWN
 from kedge.errors import KedgeError
 from kedge.model import Model
 from kedge.reproduce.jobs import Job, Source
@@ -42,7 +44,7 @@ def perform(job: Job, out: Path, sources: Source) -> None:
         if not wanted:
             return
         model = _trained(job, folder, sources)
-        dataset = build_dataset(load_config(folder / CONFIG).dataset)
+        dataset = build_dataset(load_config(folder / CONFIG, trust=True).dataset)
         common = {
             "command": " ".join(["kedge train", *_without_paths(job, sources)]),
             "config_hash": job.key,
@@ -59,13 +61,24 @@ def perform(job: Job, out: Path, sources: Source) -> None:
 
 
 def _trained(job: Job, folder: Path, sources: Source) -> Model:
+    if (folder / CONFIG).exists():
+        _check_own(job, folder, sources)
     if (folder / "model").exists():
         return Model.load(folder).to("auto")
     if (folder / LAST).exists():
-        return resume_run(folder)
+        return resume_run(folder, trust=True)
     if folder.exists():  # killed before its first epoch ended: nothing to go on from
         shutil.rmtree(folder)
     return start_run(job.config(sources), folder)
+
+
+def _check_own(job: Job, folder: Path, sources: Source) -> None:
+    """Refuse a run with classes that are neither Kedge's nor the job's own: the folder may be a stranger's."""
+    found, own = (
+        OmegaConf.to_container(config, resolve=False)
+        for config in (load_config(folder / CONFIG, trust=True), job.config(sources))
+    )
+    load_config(folder / CONFIG, builds=[group for group in OWN if found.get(group) != own[group]])  # type: ignore
 
 
 def _seconds(folder: Path) -> float:

@@ -24,10 +24,9 @@ from kedge.files import whole_file
 from kedge.gallery import Gallery, Result
 from kedge.gallery.calibration import load_calibration
 from kedge.gallery.gallery import Method
-from kedge.gallery.pictures import thumbnail_of
-from kedge.images import read_picture
 from kedge.serving.batching import Gate, SharedEncoder
 from kedge.serving.catalogue import UPLOADS, Catalogue
+from kedge.serving.decoding import Decoders
 from kedge.serving.errors import Refused
 from kedge.serving.maps import Maps
 from kedge.serving.metrics import Metrics
@@ -55,7 +54,9 @@ class Service:
         self._encoder = None if model is None else SharedEncoder(model, settings.batch, metrics)
         count = min(4, os.cpu_count() or 1)
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="search")
-        self._decoders = ThreadPoolExecutor(count, thread_name_prefix="decode")
+        # Uploads and thumbnails apart: neither waits for the other's slow pictures.
+        self._uploads = Decoders(count, settings.decode_seconds, settings.max_pixels)
+        self._thumbnails = Decoders(count, settings.decode_seconds, settings.max_pixels)
         self._drawing = ThreadPoolExecutor(1, thread_name_prefix="draw")
         self._writing = ThreadPoolExecutor(1, thread_name_prefix="write")
         self._mutex = threading.Lock()
@@ -79,8 +80,10 @@ class Service:
     def close(self) -> None:
         """Finish what was begun."""
         self.ready = False
-        for pool in (self._threads, self._decoders, self._drawing, self._writing):
+        for pool in (self._threads, self._drawing, self._writing):
             pool.shutdown()
+        self._uploads.close()
+        self._thumbnails.close()
         if self._encoder is not None:
             self._encoder.close()
 
@@ -111,16 +114,12 @@ class Service:
 
     async def pixels(self, content: bytes) -> Tensor:
         """A picture as the encoder wants it."""
-        return await asyncio.get_running_loop().run_in_executor(self._decoders, self._decode, content)
-
-    def _decode(self, content: bytes) -> Tensor:
         model = self.gallery.model
         if model is None:
             raise Refused(
                 HTTPStatus.UNPROCESSABLE_ENTITY, "This gallery holds vectors and no model: search with an item."
             )
-        picture = read_picture(content, max_pixels=self.settings.max_pixels)
-        return torch.from_numpy(model.preprocessing.to_pixels(picture))
+        return torch.from_numpy(await self._uploads.run(self._uploads.pixels, content, model.preprocessing.size))
 
     async def embed(self, pixels: Tensor) -> np.ndarray:
         """The embedding of a picture, together with those of others."""
@@ -159,7 +158,7 @@ class Service:
 
     async def thumbnail(self, id: int) -> bytes:
         """A small copy of an item's picture, as JPEG."""
-        return await asyncio.get_running_loop().run_in_executor(self._decoders, self._small, id)
+        return await self._thumbnails.run(self._small, id)
 
     async def draw(self, act: Callable[..., T], *arguments: object) -> T:
         """In the one thread that draws: nobody who searches waits for a map."""
@@ -180,7 +179,7 @@ class Service:
         del id  # a later item may have a new picture in the same file
         if path is None:
             return None
-        return thumbnail_of(read_picture(Path(path), max_pixels=self.settings.max_pixels), _THUMBNAIL)
+        return self._thumbnails.thumbnail(Path(path), _THUMBNAIL)
 
     # ------------------------------------------------------------------ writing
 

@@ -33,6 +33,8 @@ class Settings:
     """A request that takes longer is given up."""
     upload_seconds: float = 15.0
     """Whoever sends a picture more slowly is cut off."""
+    decode_seconds: float = 10.0
+    """A picture that takes longer to decode is refused, and the process that decodes it is killed."""
     waiting: int = 128
     """So many requests are worked on; the next ones are told to come back."""
     batch: int = 32
@@ -41,7 +43,8 @@ class Settings:
     """Bytes that the gallery may keep, beside what the system keeps of its files."""
 
     def __post_init__(self) -> None:
-        for name in ("max_bytes", "max_pixels", "max_k", "max_probes", "seconds", "upload_seconds", "waiting", "batch"):
+        limits = ("max_bytes", "max_pixels", "max_k", "max_probes", "seconds", "upload_seconds", "decode_seconds")
+        for name in (*limits, "waiting", "batch"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be above 0, found {getattr(self, name)}.")
         if self.writable and not self.key:

@@ -55,22 +55,23 @@ def start_run(config: DictConfig, folder: Path) -> Model:
     return _run(own, folder, resume=False)
 
 
-def resume_run(folder: Path, overrides: Sequence[str] = ()) -> Model:
+def resume_run(folder: Path, overrides: Sequence[str] = (), *, trust: bool = False) -> Model:
     """Go on from the last checkpoint in `folder`; a finished run only returns its model.
 
-    `overrides` may name another number of processes: `["trainer.devices=2"]`.
+    `overrides` may name another number of processes: `["trainer.devices=2"]`. `trust` has classes instantiated that
+    are not Kedge's: say it of your own runs only.
     """
     for override in overrides:
         if override.partition("=")[0] not in _MAY_CHANGE:
             known = ", ".join(_MAY_CHANGE)
             raise ConfigError(f"--resume takes the run's own settings, but for {known}: leave out {override}.")
-    config = load_config(folder / CONFIG)
+    config = load_config(folder / CONFIG, trust=trust)
     return _run(OmegaConf.merge(config, OmegaConf.from_dotlist(list(overrides))), folder, resume=True)
 
 
-def kept_epochs(folder: Path) -> Iterator[tuple[int, Model]]:
-    """The models of those epochs that `trainer.keep_every` kept, with their numbers."""
-    config = load_config(folder / CONFIG)
+def kept_epochs(folder: Path, *, trust: bool = False) -> Iterator[tuple[int, Model]]:
+    """The models of those epochs that `trainer.keep_every` kept, with their numbers; `trust` as in `resume_run`."""
+    config = load_config(folder / CONFIG, trust=trust)
     with told(folder):
         yield from _reopened(config, folder, ALONE).kept()
 

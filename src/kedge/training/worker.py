@@ -34,7 +34,8 @@ def _train(place: Path, folder: Path, *, resume: bool) -> None:
     from kedge.training.run import run_here
     from kedge.training.settings import Settings
 
-    config = load_config(place / SETTINGS)
+    # The launcher wrote it, of a configuration that it composed or checked.
+    config = load_config(place / SETTINGS, trust=True)
     found, _ = run_here(config, folder, layout_of(Settings.from_config(config), resumed=resume), resume=resume)
     if os.environ["LOCAL_RANK"] == "0":
         (place / PLACE).write_text(str(found))

@@ -6,6 +6,7 @@ threads that embed meanwhile notice nothing of it, and whoever leaves can end it
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import subprocess
@@ -21,6 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kedge.encoders import Encoder
+
 __all__ = ["compiled_program", "make", "onnx_program"]
 
 _PATIENCE = 600.0
@@ -29,7 +32,7 @@ _ORDER, _PROGRAM = "order.pt", "program"
 _OPSET = 18
 
 
-def onnx_program(encoder: nn.Module, images: Tensor, *, mirror: bool) -> Callable[[Tensor], Tensor]:
+def onnx_program(encoder: Encoder, images: Tensor, *, mirror: bool) -> Callable[[Tensor], Tensor]:
     """The encoder in an onnxruntime session, with as many threads as torch has."""
     import onnxruntime
 
@@ -45,7 +48,7 @@ def onnx_program(encoder: nn.Module, images: Tensor, *, mirror: bool) -> Callabl
     return way
 
 
-def compiled_program(encoder: nn.Module, images: Tensor, *, mirror: bool) -> Callable[[Tensor], Tensor]:
+def compiled_program(encoder: Encoder, images: Tensor, *, mirror: bool) -> Callable[[Tensor], Tensor]:
     """The encoder as torch's compiler makes it with its weights frozen."""
     with _made("compiled", encoder, images, mirror) as file, _without("torch.utils.cpp_extension"):
         program: Any = torch._inductor.aoti_load_package(str(file))
@@ -70,11 +73,13 @@ def _without(logger: str) -> Iterator[None]:
 
 
 @contextmanager
-def _made(kind: str, encoder: nn.Module, images: Tensor, mirror: bool) -> Iterator[Path]:
+def _made(kind: str, encoder: Encoder, images: Tensor, mirror: bool) -> Iterator[Path]:
     """The file that a child makes; it is gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="kedge-engine-") as scratch:
-        order = {"kind": kind, "encoder": encoder, "images": images[:2].clone(), "mirror": mirror}
-        torch.save({**order, "threads": torch.get_num_threads()}, Path(scratch, _ORDER))
+        # Tensors and plain values only: the child reads no pickled objects.
+        order: dict[str, Any] = {"kind": kind, "spec": json.dumps(encoder.spec), "state": dict(encoder.state_dict())}
+        order |= {"images": images[:2].clone(), "mirror": mirror, "threads": torch.get_num_threads()}
+        torch.save(order, Path(scratch, _ORDER))
         search = os.pathsep.join(part for part in sys.path if part)
         with Path(scratch, "said").open("w+b") as said:
             child = subprocess.Popen(
@@ -126,9 +131,11 @@ class _Network(nn.Module):
 def make(folder: str) -> None:
     """Make the program that the order in this folder asks for."""
     scratch = Path(folder)
-    order = torch.load(scratch / _ORDER, weights_only=False)
+    order = torch.load(scratch / _ORDER, weights_only=True)
     torch.set_num_threads(order["threads"])
-    network, images = _Network(order["encoder"], order["mirror"]).eval().requires_grad_(False), order["images"]
+    encoder = Encoder.from_spec(json.loads(order["spec"]))
+    encoder.load_state_dict(order["state"])
+    network, images = _Network(encoder, order["mirror"]).eval().requires_grad_(False), order["images"]
     # Torch takes a batch of one for a number that never changes: so it is, and two stand for any.
     shapes = None if len(images) == 1 else ({0: torch.export.Dim("batch")},)
     with torch.no_grad():

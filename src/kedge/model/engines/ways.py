@@ -10,6 +10,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
+from kedge.encoders import Encoder
 from kedge.errors import ConfigError, KedgeError
 from kedge.model.engines.folding import folded
 from kedge.model.engines.fusing import fused
@@ -49,7 +50,7 @@ def eager(encoder: nn.Module, *, mirror: bool) -> Way:
     return lambda images: encoder(images, mirror=mirror)
 
 
-def make(name: str, encoder: nn.Module, images: Tensor, *, mirror: bool) -> Way:
+def make(name: str, encoder: Encoder, images: Tensor, *, mirror: bool) -> Way:
     """The way called `name` for images of that shape; `Unfit` where it cannot be had, or is another function.
 
     Only bfloat16, which rounds to three digits and is used by those who ask for it, may differ from the encoder.
@@ -122,15 +123,15 @@ def _reading_last(encoder: nn.Module, mirror: bool) -> Way:
     return lambda images: network(images.contiguous(memory_format=torch.channels_last), mirror=mirror)
 
 
-def _onnxruntime(encoder: nn.Module, images: Tensor, mirror: bool) -> Way:
+def _onnxruntime(encoder: Encoder, images: Tensor, mirror: bool) -> Way:
     return onnx_program(encoder, images, mirror=mirror)
 
 
-def _compiled(encoder: nn.Module, images: Tensor, mirror: bool) -> Way:
+def _compiled(encoder: Encoder, images: Tensor, mirror: bool) -> Way:
     return compiled_program(encoder, images, mirror=mirror)
 
 
-_MAKERS: dict[str, Callable[[nn.Module, Tensor, bool], Way]] = {
+_MAKERS: dict[str, Callable[[Encoder, Tensor, bool], Way]] = {
     "channels_last": _channels_last,
     "folded": _folded,
     "folded_channels_last": _folded_channels_last,

@@ -1,0 +1,173 @@
+"""Pictures that take too long, crash their decoder or take all memory: the server goes on."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+from PIL import Image
+
+from kedge.errors import PictureError
+from kedge.gallery import Gallery
+from kedge.images import Preprocessing, read_picture
+from kedge.serving import decoding
+from kedge.serving.app import create_app
+from kedge.serving.decoding import Decoders
+from kedge.serving.settings import Settings
+
+pytestmark = pytest.mark.timeout(120)
+
+Query = Callable[..., bytes]
+
+PROGRAM = """
+import os, time
+from kedge.images import decoder
+
+real = decoder.read_picture
+
+def read(source, **options):
+    if source == b"slow":
+        time.sleep(600)
+    if source == b"crash":
+        os.abort()
+    if source == b"large":
+        bytearray(decoder._MEMORY)
+    return real(source, **options)
+
+decoder.read_picture = read
+decoder.main()
+"""
+"""The decoder, with some pictures that are worse than can be made without knowing of a fault in a library."""
+
+
+@pytest.fixture
+def decoders(monkeypatch: pytest.MonkeyPatch) -> Iterator[Decoders]:
+    monkeypatch.setattr(decoding, "_PROGRAM", PROGRAM)
+    found = Decoders(1, 3.0, 50_000_000)
+    yield found
+    found.close()
+
+
+def test_what_is_decoded_elsewhere_is_the_same(decoders: Decoders, stripe_files: Path) -> None:
+    file = next((stripe_files / "test").rglob("*.png"))
+    for size in (8, 17, None):
+        expected = Preprocessing(size=size).to_pixels(read_picture(file))
+        assert np.array_equal(decoders.pixels(file.read_bytes(), size), expected)
+    with pytest.raises(PictureError, match=r"^The picture cannot be read: it is not a picture of a known format\.$"):
+        decoders.pixels(b"certainly not", 8)
+    with pytest.raises(PictureError, match="more than the limit of 50,000,000"):
+        decoders.pixels(b"P6 9000 9000 255 " + bytes(60_000), 8)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"slow", "decoding it takes longer than 3 seconds"),
+        (b"crash", "its decoder failed"),
+        (b"large", "it takes too much memory"),
+    ],
+)
+def test_a_bad_picture_ends_alone(decoders: Decoders, query: Query, content: bytes, sentence: str) -> None:
+    for _ in range(2):
+        with pytest.raises(PictureError, match=f"^The picture cannot be read: {sentence}.$"):
+            decoders.pixels(content, 8)
+        assert decoders.pixels(query("level"), 8).shape == (3, 8, 8)
+
+
+def test_no_process_stays_behind(decoders: Decoders, query: Query) -> None:
+    decoders.pixels(query("level"), 8)
+    child = decoders._idle.queue[0]._process
+    assert child is not None
+    assert child.poll() is None
+    decoders.close()
+    assert child.poll() is not None
+
+
+def test_a_decoder_ends_with_its_input() -> None:
+    """So that none is left when a server is killed."""
+    child = decoding._start()
+    assert child.stdin is not None
+    child.stdin.close()
+    assert child.wait(60) == 0
+
+
+@pytest.fixture
+def pictures(built: Path, stripe_files: Path, tmp_path: Path) -> Path:
+    """A gallery without thumbnails of its own, over four pictures of which one is a pipe that nobody writes to."""
+    gallery = Gallery.create(tmp_path / "gallery", Gallery.open(built).model)
+    files = []
+    for number, file in enumerate(sorted((stripe_files / "train/level").iterdir())[:4]):
+        files.append(tmp_path / f"{number}.png")
+        files[-1].write_bytes(file.read_bytes())
+    gallery.add(files)
+    files[0].unlink()
+    os.mkfifo(files[0])
+    return tmp_path / "gallery"
+
+
+def in_background(count: int, act: Callable[[], int]) -> tuple[ThreadPoolExecutor, list[int]]:
+    """Requests that take their time, once all have been sent."""
+    ended: list[int] = []
+    sent = threading.Barrier(count + 1)
+
+    def work() -> None:
+        sent.wait()
+        ended.append(act())
+
+    pool = ThreadPoolExecutor(count)
+    for _ in range(count):
+        pool.submit(work)
+    sent.wait()
+    time.sleep(1)  # so that they have come in
+    return pool, ended
+
+
+def test_slow_uploads_and_slow_thumbnails_keep_nobody_else_waiting(
+    pictures: Path, query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoding, "_PROGRAM", PROGRAM)
+    with TestClient(create_app(pictures, Settings(decode_seconds=8)), base_url="http://localhost") as client:
+        ids = [item["id"] for item in client.get("/api/v1/items").json()["items"]]
+        kind = {"Content-Type": "image/png"}
+
+        def upload(content: bytes) -> int:
+            return client.post("/api/v1/search", content=content, headers=kind).status_code
+
+        def thumbnail(id: int) -> int:
+            return client.get(f"/api/v1/items/{id}/thumbnail").status_code
+
+        workers = min(4, os.cpu_count() or 1)
+        pool, ended = in_background(workers, lambda: upload(b"slow"))
+        assert [thumbnail(id) for id in ids[1:]] == [200, 200, 200]
+        assert ended == []
+        pool.shutdown()
+        assert ended == [422] * workers
+        assert upload(query("level")) == 200
+
+        pool, ended = in_background(workers, lambda: thumbnail(ids[0]))
+        assert upload(query("level")) == 200
+        assert ended == []
+        pool.shutdown()
+        assert ended == [404] * workers
+        assert thumbnail(ids[1]) == 200
+
+
+def test_the_progressive_bomb_is_refused_by_the_server(pictures: Path) -> None:
+    import io
+
+    stream = io.BytesIO()
+    Image.new("L", (7000, 7000), 90).save(stream, "JPEG", progressive=True)
+    whole = stream.getvalue()
+    last, end = whole.rindex(b"\xff\xda"), whole.rindex(b"\xff\xd9")
+    bomb = whole[:last] + whole[last:end] * 20_000 + whole[end:]
+    with TestClient(create_app(pictures), base_url="http://localhost") as client:
+        answer = client.post("/api/v1/search", content=bomb, headers={"Content-Type": "image/jpeg"})
+    assert answer.status_code == 422
+    assert "scans of 7000 x 7000 pixels, which is too much to decode" in answer.json()["error"]
