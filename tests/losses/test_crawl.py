@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -13,6 +14,15 @@ from kedge.losses import CAMLoss
 
 DIM = 150
 FEW, MANY = 10, 300
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Matrices this small are slower on several threads, far slower where cores are busy."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def cam(classes: int, discriminate: float = 0.0) -> CAMLoss:
