@@ -8,11 +8,12 @@ from kedge import Model, train
 from kedge.datasets import Dataset, divide, sample
 
 COMMON = ["experiment=demo", "split.shots=120", "recipe.epochs=15", "recipe.batch_size=64"]
+PAPER = ["loss.discriminate=0", "loss.normalize=false"]
 RUNS = {
-    "plane": ["encoder.dim=2"],
+    "plane": ["encoder.dim=2", *PAPER],
     "plane-cross-entropy": ["encoder.dim=2", "loss=cross_entropy", "recipe.optimizer.lr=0.02"],
-    "bounded": [],
-    "linear": ["encoder.head=linear"],
+    "bounded": PAPER,
+    "linear": ["encoder.head=linear", *PAPER],
 }
 
 
