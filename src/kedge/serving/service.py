@@ -69,7 +69,6 @@ class Service:
         if self.gallery.model is not None:
             side = self.gallery.model.preprocessing.size or 32
             await self.embed(torch.zeros(3, side, side, dtype=torch.uint8))
-        self._drawing.submit(lambda: self.maps.layout(self.catalogue()))
         self.ready = True
 
     def close(self) -> None:
