@@ -57,6 +57,8 @@ def serve(gallery: str | Path, settings: Settings, *, host: str, port: int, gene
     console.print(f"The API:  {address}api/v1/openapi.json")
     if settings.key is not None and not generated:
         console.print("Both want the key that you have set.")
+    if not settings.images and not app.state.service.gallery.thumbnails:
+        console.print("The gallery keeps no thumbnails: --images FOLDER shows the image files below a folder.")
     console.print("Ctrl-C stops it.")
     # The server raises the signal that ended it once more, when all is done: then there is nothing left to end.
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -62,6 +62,8 @@ class Guard:
                 headers = MutableHeaders(scope=message)
                 for name, value in _HEADERS.items():
                     headers[name] = value
+                if _has_two_lengths(Headers(scope=scope)):
+                    headers["Connection"] = "close"  # where the next request begins is not certain
                 headers.setdefault("Cache-Control", "no-cache" if _is_page(_path_of(scope)) else "no-store")
             await send(message)
 
@@ -82,6 +84,8 @@ class Guard:
 
     def _refused(self, scope: Scope) -> tuple[HTTPStatus, str] | None:
         headers = Headers(scope=scope)
+        if _has_two_lengths(headers):
+            return HTTPStatus.BAD_REQUEST, "A request has Content-Length or Transfer-Encoding, not both."
         host = headers.get("host", "")
         if not self._is_ours(host):
             return HTTPStatus.BAD_REQUEST, "This server is not called by that name: start it with --allow-host."
@@ -129,6 +133,11 @@ class Guard:
         # The path alone: what else a request says may be a secret.
         path = scope["path"].encode("unicode_escape").decode()[:200]
         log.info("%s %s %d %.1f ms", _known(scope["method"]), path, status, seconds * 1000)
+
+
+def _has_two_lengths(headers: Headers) -> bool:
+    """A proxy may believe one and a server the other: a body to one is a second request to the other (smuggling)."""
+    return "content-length" in headers and "transfer-encoding" in headers
 
 
 def _path_of(scope: Scope) -> str:

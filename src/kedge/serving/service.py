@@ -27,6 +27,7 @@ from kedge.images import read_picture
 from kedge.serving.batching import Gate, SharedEncoder
 from kedge.serving.catalogue import UPLOADS, Catalogue
 from kedge.serving.errors import Refused
+from kedge.serving.image_files import ImageFiles
 from kedge.serving.maps import Maps
 from kedge.serving.metrics import Metrics
 from kedge.serving.settings import Settings
@@ -62,6 +63,7 @@ class Service:
         """Whether queries can be answered."""
         self.fingerprint = None if model is None else model.fingerprint
         self._thumbnail = lru_cache(_KEPT)(self._made_thumbnail)
+        self._files = ImageFiles(self.gallery.path, settings.images)
 
     async def start(self) -> None:
         """Read what the first request would wait for."""
@@ -164,9 +166,10 @@ class Service:
 
     def _made_thumbnail(self, id: int, path: str | None) -> bytes | None:
         del id  # a later item may have a new picture in the same file
-        if path is None:
+        file = self._files.find(path)
+        if file is None:
             return None
-        return thumbnail_of(read_picture(Path(path), max_pixels=self.settings.max_pixels), _THUMBNAIL)
+        return thumbnail_of(read_picture(file, max_pixels=self.settings.max_pixels), _THUMBNAIL)
 
     # ------------------------------------------------------------------ writing
 

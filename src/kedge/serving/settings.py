@@ -25,6 +25,8 @@ class Settings:
     """Names by which the server is called, beside localhost, addresses and the machine's own name."""
     origins: tuple[str, ...] = ()
     """Other sites whose pages may call the API."""
+    images: tuple[Path, ...] = ()
+    """Folders of this machine whose image files may be shown, beside what the gallery itself keeps."""
     max_bytes: int = 20 * 2**20
     max_pixels: int = 50_000_000
     max_k: int = 200
