@@ -154,7 +154,7 @@ def test_thumbnails_are_made_where_none_are_kept(own_gallery: Path, stripe_files
     gallery = Gallery.create(tmp_path / "plain", Gallery.open(own_gallery).model)
     gallery.add(stripe_files / "train" / "level")
     gone = gallery.add_embeddings(np.zeros((1, gallery.dim), np.float32), paths=["/nowhere/x.png"])
-    with client_of(gallery.path) as api:
+    with client_of(gallery.path, Settings(images=(stripe_files,))) as api:
         assert Image.open(io.BytesIO(api.get("/items/0/thumbnail").content)).format == "JPEG"
         assert api.get(f"/items/{gone[0]}/thumbnail").status_code == 404
 

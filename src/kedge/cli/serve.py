@@ -39,6 +39,9 @@ def serve(
         ),
     ] = None,
     max_upload: Annotated[int, typer.Option(min=1, help="MiB that a picture may have.")] = 20,
+    connections_per_address: Annotated[
+        int, typer.Option(min=1, help="Open connections of one address; a proxy in front is one address.")
+    ] = 256,
     waiting: Annotated[int, typer.Option(min=1, help="Requests at once; more are told to come back.")] = 128,
     batch: Annotated[int, typer.Option(min=1, help="Pictures that go through the encoder at once.")] = 32,
     memory: Annotated[
@@ -70,6 +73,7 @@ def serve(
         origins=tuple(allow_origin or ()),
         images=tuple(images or ()),
         max_bytes=max_upload * 2**20,
+        connections_per_address=connections_per_address,
         waiting=waiting,
         batch=batch,
         memory=memory * 2**20,

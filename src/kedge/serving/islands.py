@@ -60,7 +60,7 @@ def alike(blocks: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]], count: in
 def _unlike(between: np.ndarray, confusion: np.ndarray, confused: np.ndarray) -> np.ndarray:
     """How unlike islands are: what remains of a squared distance where lists are confused."""
     with np.errstate(divide="ignore"):
-        unlike = np.log((confusion + confused) / 2)
+        unlike: np.ndarray = np.log((confusion + confused) / 2)
     unlike *= -WARMEST
     # The logarithm of what was too small for a number is infinite; the distance is not.
     np.minimum(unlike, between, out=unlike)

@@ -17,7 +17,7 @@ from kedge.serving.errors import as_response
 from kedge.serving.metrics import Metrics
 from kedge.serving.settings import Settings
 
-__all__ = ["API", "Guard"]
+__all__ = ["API", "SAFE_HEADERS", "Guard"]
 
 API = "/api/v1"
 _OPEN = (f"{API}/health", f"{API}/ready")
@@ -27,7 +27,7 @@ _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
     "manifest-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-_HEADERS = {
+SAFE_HEADERS = {
     "Content-Security-Policy": _POLICY,
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -60,7 +60,7 @@ class Guard:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
-                for name, value in _HEADERS.items():
+                for name, value in SAFE_HEADERS.items():
                     headers[name] = value
                 if _has_two_lengths(Headers(scope=scope)):
                     headers["Connection"] = "close"  # where the next request begins is not certain

@@ -28,6 +28,7 @@ from kedge.serving.batching import Gate, SharedEncoder
 from kedge.serving.catalogue import UPLOADS, Catalogue
 from kedge.serving.errors import Refused
 from kedge.serving.image_files import ImageFiles
+from kedge.serving.in_flight import UploadBudget
 from kedge.serving.maps import Maps
 from kedge.serving.metrics import Metrics
 from kedge.serving.settings import Settings
@@ -48,6 +49,7 @@ class Service:
         self.gallery = Gallery.open(path, memory=settings.memory)
         # Whoever writes moves the record on, so that readers have one of their own.
         self._writer = Gallery.open(path, self.gallery.model) if settings.writable else None
+        self.uploads = UploadBudget(max(settings.upload_memory, settings.max_bytes), metrics)
         self.gate = Gate(settings.waiting, settings.seconds, metrics)
         model = self.gallery.model
         self._encoder = None if model is None else SharedEncoder(model, settings.batch, metrics)

@@ -12,6 +12,10 @@ __all__ = ["KEY_VARIABLE", "Settings", "read_key"]
 
 KEY_VARIABLE = "KEDGE_KEY"
 _SHORTEST_KEY = 16
+_ABOVE_ZERO = (
+    *("max_bytes", "max_pixels", "max_k", "max_probes", "seconds", "header_seconds", "upload_seconds"),
+    *("connections", "connections_per_address", "upload_memory", "waiting", "batch"),
+)
 
 
 @dataclass(frozen=True)
@@ -33,8 +37,16 @@ class Settings:
     max_probes: int = 64
     seconds: float = 30.0
     """A request that takes longer is given up."""
+    header_seconds: float = 10.0
+    """A connection without a complete header by then is closed."""
     upload_seconds: float = 15.0
     """Whoever sends a picture more slowly is cut off."""
+    connections: int = 1024
+    """Open connections; beyond, the one that has been silent longest without a complete request is closed."""
+    connections_per_address: int = 256
+    """The same for one address; a proxy in front of the server is one address."""
+    upload_memory: int = 256 * 2**20
+    """Bytes of uploads in flight; beyond, the upload that has stalled longest is cut off."""
     waiting: int = 128
     """So many requests are worked on; the next ones are told to come back."""
     batch: int = 32
@@ -43,7 +55,7 @@ class Settings:
     """Bytes that the gallery may keep, beside what the system keeps of its files."""
 
     def __post_init__(self) -> None:
-        for name in ("max_bytes", "max_pixels", "max_k", "max_probes", "seconds", "upload_seconds", "waiting", "batch"):
+        for name in _ABOVE_ZERO:
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be above 0, found {getattr(self, name)}.")
         if self.writable and not self.key:
