@@ -43,7 +43,7 @@ def serving(gallery: Path, **limits: Any) -> Iterator[Server]:
     thread.start()
     try:
         wait_until(lambda: server.started)
-        yield Server(listening.getsockname()[1], app.state.service)
+        yield Server(listening.getsockname()[1], app.state.service, server)
     finally:
         server.should_exit = True
         thread.join(LONG)
@@ -53,8 +53,8 @@ def serving(gallery: Path, **limits: Any) -> Iterator[Server]:
 class Server:
     """Where it listens, and what it counts."""
 
-    def __init__(self, port: int, service: Any) -> None:
-        self.port, self.service = port, service
+    def __init__(self, port: int, service: Any, server: uvicorn.Server) -> None:
+        self.port, self.service, self._server = port, service, server
 
     def connect(self, content: bytes = b"", source: str = "127.0.0.1") -> socket.socket:
         connection = socket.create_connection(("127.0.0.1", self.port), LONG, (source, 0))
@@ -64,6 +64,11 @@ class Server:
     def ask(self, content: bytes, source: str = "127.0.0.1") -> tuple[int, dict[str, Any]]:
         with self.connect(content, source) as connection:
             return answer_of(connection)
+
+    def headers(self) -> list[int]:
+        """How many bytes of a header have arrived on each connection that has sent a part of one."""
+        found: list[Any] = list(self._server.server_state.connections)
+        return sorted(len(one.conn.trailing_data[0]) for one in found if one.conn.trailing_data[0])
 
     def count(self, name: str) -> float:
         return float(self.service.metrics.registry.get_sample_value(name) or 0)
@@ -179,15 +184,26 @@ def test_who_does_not_read_the_answer_is_not_waited_for(built: Path) -> None:
 
 def test_idle_connections_lock_nobody_out(built: Path) -> None:
     with serving(built, connections_per_address=20) as server, ExitStack() as stack:
-        idle = [stack.enter_context(server.connect(HEADER[:count])) for count in range(40)]
+        idle = [stack.enter_context(server.connect()) for _ in range(40)]
         for _ in range(5):
             assert server.ask(HEADER) == (200, {"status": "alive"})
         assert server.count("kedge_connections") <= 20
-        assert is_closed(idle[0])
-        assert answer_of(idle[5]) == (503, {"error": connections._BUSY})
-        idle[-1].settimeout(0.2)
-        with pytest.raises(TimeoutError):
-            idle[-1].recv(1)  # those that were silent longest went first
+        assert all(is_closed(connection) for connection in idle[:20])
+        idle[-1].sendall(HEADER)  # those that were silent longest went first
+        assert answer_of(idle[-1])[0] == 200
+
+
+def test_whoever_makes_room_is_told_so(built: Path) -> None:
+    with serving(built, connections_per_address=2) as server, ExitStack() as stack:
+        parts = [stack.enter_context(server.connect()) for _ in range(2)]
+        parts[1].sendall(HEADER[:30])
+        wait_until(lambda: server.headers() == [30])
+        parts[0].sendall(HEADER[:20])
+        wait_until(lambda: server.headers() == [20, 30])
+        assert server.ask(HEADER)[0] == 200
+        assert answer_of(parts[1]) == (503, {"error": connections._BUSY})  # silent longer than the other
+        parts[0].sendall(HEADER[20:])
+        assert answer_of(parts[0])[0] == 200
 
 
 def test_the_cap_is_per_address(built: Path) -> None:
