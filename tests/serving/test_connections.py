@@ -189,21 +189,30 @@ def test_idle_connections_lock_nobody_out(built: Path) -> None:
             assert server.ask(HEADER) == (200, {"status": "alive"})
         assert server.count("kedge_connections") <= 20
         assert all(is_closed(connection) for connection in idle[:20])
-        idle[-1].sendall(HEADER)  # those that were silent longest went first
+        idle[-1].sendall(HEADER)  # those that came first went first
         assert answer_of(idle[-1])[0] == 200
+
+
+def test_connections_that_are_kept_for_a_next_request_make_room(built: Path) -> None:
+    with serving(built, connections_per_address=2) as server, ExitStack() as stack:
+        kept = [stack.enter_context(server.connect(HEADER)) for _ in range(2)]
+        assert [answer_of(connection)[0] for connection in kept] == [200, 200]
+        assert server.ask(HEADER)[0] == 200
+        assert is_closed(kept[0])
 
 
 def test_whoever_makes_room_is_told_so(built: Path) -> None:
     with serving(built, connections_per_address=2) as server, ExitStack() as stack:
-        parts = [stack.enter_context(server.connect()) for _ in range(2)]
-        parts[1].sendall(HEADER[:30])
-        wait_until(lambda: server.headers() == [30])
-        parts[0].sendall(HEADER[:20])
+        first = stack.enter_context(server.connect(HEADER[:10]))
+        wait_until(lambda: server.headers() == [10])
+        second = stack.enter_context(server.connect(HEADER[:30]))
+        wait_until(lambda: server.headers() == [10, 30])
+        first.sendall(HEADER[10:20])  # a byte more does not help
         wait_until(lambda: server.headers() == [20, 30])
         assert server.ask(HEADER)[0] == 200
-        assert answer_of(parts[1]) == (503, {"error": connections._BUSY})  # silent longer than the other
-        parts[0].sendall(HEADER[20:])
-        assert answer_of(parts[0])[0] == 200
+        assert answer_of(first) == (503, {"error": connections._BUSY})
+        second.sendall(HEADER[30:])
+        assert answer_of(second)[0] == 200
 
 
 def test_the_cap_is_per_address(built: Path) -> None:

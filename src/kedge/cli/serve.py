@@ -41,7 +41,7 @@ def serve(
     max_upload: Annotated[int, typer.Option(min=1, help="MiB that a picture may have.")] = 20,
     connections_per_address: Annotated[
         int, typer.Option(min=1, help="Open connections of one address; a proxy in front is one address.")
-    ] = 256,
+    ] = 512,
     waiting: Annotated[int, typer.Option(min=1, help="Requests at once; more are told to come back.")] = 128,
     batch: Annotated[int, typer.Option(min=1, help="Pictures that go through the encoder at once.")] = 32,
     memory: Annotated[

@@ -1,7 +1,7 @@
 """Connections: how many there may be, in all and per address, and how long a request may take to arrive.
 
 An incomplete request (nothing yet, part of a header, part of a body) holds a connection and nothing else. Where there
-are too many, the one that has been silent longest makes room, so that idle connections lock nobody out.
+are too many, the one that has taken longest over its request makes room, so that idle connections lock nobody out.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ class ConnectionLimiter:
         self._addresses: Counter[str] = Counter()
         self._open: dict[Connection, str] = {}
         self._incomplete: dict[Connection, None] = {}
-        """Connections without a complete request, the one that has been silent longest first."""
+        """Connections without a complete request, the one that has taken longest over it first."""
 
     def admit(self, connection: Connection) -> bool:
-        """Whether a new connection may stay, if need be in the place of a silent one."""
+        """Whether a new connection may stay, if need be in the place of one without a complete request."""
         address = _network_of(connection.client)
-        silent = None
+        slowest = None
         if self._addresses[address] >= self.settings.connections_per_address:
-            silent = next((other for other in self._incomplete if self._open[other] == address), None)
+            slowest = next((other for other in self._incomplete if self._open[other] == address), None)
         elif len(self._open) >= self.limit:
-            silent = next(iter(self._incomplete), None)
+            slowest = next(iter(self._incomplete), None)
         else:
             self._add(connection, address)
             return True
         self.metrics.dropped.inc()
-        if silent is None:
+        if slowest is None:
             return False
-        self.release(silent)
-        silent.refuse(HTTPStatus.SERVICE_UNAVAILABLE, _BUSY)
+        self.release(slowest)
+        slowest.refuse(HTTPStatus.SERVICE_UNAVAILABLE, _BUSY)
         self._add(connection, address)
         return True
 
@@ -63,8 +63,8 @@ class ConnectionLimiter:
         self._incomplete[connection] = None
         self.metrics.connections.set(len(self._open))
 
-    def heard(self, connection: Connection, *, is_complete: bool) -> None:
-        """Note that a connection has sent something, and whether its request is complete with that."""
+    def moved_on(self, connection: Connection, *, is_complete: bool) -> None:
+        """Note that a connection waits for a new header or body, or that its request is complete."""
         self._incomplete.pop(connection, None)
         if not is_complete and connection in self._open:
             self._incomplete[connection] = None
@@ -164,11 +164,11 @@ class Connection(H11Protocol):
     def _watch(self) -> None:
         """Set the deadline of what is to come next: a whole header, or the rest of a body."""
         phase = self.conn.their_state
-        is_complete = phase not in (h11.IDLE, h11.SEND_BODY)
-        self._limiter.heard(self, is_complete=is_complete)
         if phase is self._phase:
-            return
+            return  # a byte more is no reason to wait longer
         self._phase = phase
+        is_complete = phase not in (h11.IDLE, h11.SEND_BODY)
+        self._limiter.moved_on(self, is_complete=is_complete)
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None

@@ -42,8 +42,8 @@ class Settings:
     upload_seconds: float = 15.0
     """Whoever sends a picture more slowly is cut off."""
     connections: int = 1024
-    """Open connections; beyond, the one that has been silent longest without a complete request is closed."""
-    connections_per_address: int = 256
+    """Open connections; beyond, the one that has taken longest over its request is closed."""
+    connections_per_address: int = 512
     """The same for one address; a proxy in front of the server is one address."""
     upload_memory: int = 256 * 2**20
     """Bytes of uploads in flight; beyond, the upload that has stalled longest is cut off."""
