@@ -89,7 +89,7 @@ def measured(gallery: Path, items: int, seconds: float, *, with_page: bool) -> d
     with serving(gallery) as (process, port, ready):
         found: dict[str, Any] = {"ready_s": round(ready, 2), "memory_at_start_mib": resident(process.pid)}
         with page_open(port, with_page) as page:
-            times: dict[str, list[float]] = {"picture": [], "item": []}
+            times: dict[str, list[tuple[float, float]]] = {"picture": [], "item": []}
             end, turn = time.monotonic() + seconds, 0
             while time.monotonic() < end:
                 pause = time.monotonic() + 1
@@ -98,10 +98,12 @@ def measured(gallery: Path, items: int, seconds: float, *, with_page: bool) -> d
                 turn += 1
                 time.sleep(max(0, pause - time.monotonic()))
             found |= {"memory_mib": resident(process.pid), "memory_peak_mib": peak(process.pid), "page": page}
-        for name, own in times.items():
+        for name, pairs in times.items():
+            own, encoder = (list(column) for column in zip(*pairs, strict=True))
             # The first ones read files that nobody has read yet.
             found[name] = {
                 "first_ms": round(own[0], 1),
+                "encoder_p50_ms": round(statistics.median(encoder), 1),
                 "p50_ms": round(statistics.median(own), 1),
                 "p95_ms": round(float(np.quantile(own, 0.95)), 1),
                 "max_ms": round(max(own), 1),
@@ -151,8 +153,8 @@ def call(port: int, method: str, path: str, body: bytes | None = None) -> tuple[
         connection.close()
 
 
-def searched(port: int, name: str, id: int) -> float:
-    """Milliseconds from the request to the whole answer, connection and all."""
+def searched(port: int, name: str, id: int) -> tuple[float, float]:
+    """Milliseconds from the request to the whole answer, connection and all; and those of the encoder among them."""
     body = None
     method, path = "GET", f"/api/v1/items/{id}/similar"
     if name == "picture":
@@ -165,7 +167,7 @@ def searched(port: int, name: str, id: int) -> float:
     elapsed = 1000 * (time.perf_counter() - started)
     if status != 200:
         raise SystemExit(f"A search was answered with {status}: {answer[:200]!r}")
-    return elapsed
+    return elapsed, 1000 * (json.loads(answer)["seconds"]["encoder"] or 0)
 
 
 @contextmanager
