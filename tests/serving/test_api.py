@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -21,6 +22,8 @@ from kedge.gallery import Gallery
 from kedge.gallery.calibration import Calibration, save_calibration
 from kedge.serving import batching
 from kedge.serving.app import create_app
+from kedge.serving.layout import Layout
+from kedge.serving.maps import MAX_ANCHORS
 from kedge.serving.settings import Settings
 
 Query = Callable[..., bytes]
@@ -43,6 +46,11 @@ def writable(own_gallery: Path, key: str, bearer: dict[str, str]) -> Iterator[Te
     with client_of(own_gallery, Settings(key=key, writable=True)) as client:
         client.headers.update(bearer)
         yield client
+
+
+def service_of(client: TestClient) -> Any:
+    assert isinstance(client.app, FastAPI)
+    return client.app.state.service
 
 
 def test_a_picture_finds_its_class(api: TestClient, built: Path, query: Query) -> None:
@@ -146,7 +154,7 @@ def test_thumbnails_are_made_where_none_are_kept(own_gallery: Path, stripe_files
     gallery = Gallery.create(tmp_path / "plain", Gallery.open(own_gallery).model)
     gallery.add(stripe_files / "train" / "level")
     gone = gallery.add_embeddings(np.zeros((1, gallery.dim), np.float32), paths=["/nowhere/x.png"])
-    with client_of(gallery.path) as api:
+    with client_of(gallery.path, Settings(images=(stripe_files,))) as api:
         assert Image.open(io.BytesIO(api.get("/items/0/thumbnail").content)).format == "JPEG"
         assert api.get(f"/items/{gone[0]}/thumbnail").status_code == 404
 
@@ -163,6 +171,34 @@ def test_the_map_places_items_anchors_and_queries(api: TestClient, query: Query)
         x, y = api.post("/search", content=query(label), headers=PNG).json()["place"]
         at = {one["name"]: (one["x"] - x) ** 2 + (one["y"] - y) ** 2 for one in drawn["anchors"]}
         assert min(at, key=lambda name: at[name]) == label
+
+
+def test_the_map_is_drawn_when_it_is_asked_for(built: Path, query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+    of = Layout.of
+    monkeypatch.setattr(Layout, "of", lambda anchors, *others: drawn.append(len(anchors)) or of(anchors, *others))
+    with client_of(built) as api:
+        assert api.post("/search", content=query("level"), headers=PNG).json()["place"] is None
+        service_of(api)._drawing.submit(int).result(30)  # after all that was begun
+        assert drawn == []
+        assert api.get("/map").status_code == 200
+        assert api.post("/search", content=query("level"), headers=PNG).json()["place"] is not None
+        assert drawn == [4]
+
+
+def test_a_map_of_too_many_anchors_is_refused_with_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Layout, "of", lambda *others: pytest.fail("It was drawn."))
+    count = MAX_ANCHORS + 1
+    anchors = np.random.default_rng(0).normal(size=(count, 4)).astype(np.float32)
+    gallery = Gallery.create(tmp_path / "many", anchors=anchors)
+    gallery.add_embeddings(anchors[:50], labels=[str(row) for row in range(50)])
+    with client_of(gallery.path) as api:
+        answer = api.get("/map")
+        assert answer.status_code == 422
+        assert answer.json() == {"error": "There is a map of up to 2,000 anchors; this gallery has 2,001."}
+        found = api.get("/items/3/similar", params={"k": 1, "method": "brute_force"}).json()
+        assert len(found["searches"][0]["hits"]) == 1
+        assert found["place"] is None
 
 
 def test_info_health_readiness_and_metrics(api: TestClient, built: Path) -> None:

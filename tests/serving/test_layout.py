@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ from sklearn.decomposition import PCA
 from sklearn.manifold import trustworthiness
 
 from kedge.errors import ConfigError
+from kedge.serving import islands, nearness
+from kedge.serving import layout as layout_module
 from kedge.serving.islands import alike
 from kedge.serving.layout import Layout
 
@@ -167,7 +170,9 @@ def test_like_anchors_are_neighbours() -> None:
 def test_no_island_wants_to_be_its_own_neighbour() -> None:
     # What a list has of its own anchor is on the diagonal, and larger than all else.
     between = np.array([[np.inf, 1, 4], [1, np.inf, 1], [4, 1, np.inf]])
-    pairs = alike(between, np.array([[0.9, 0.1, 0], [0.2, 0.9, 0.1], [0, 0, 0.9]]))
+    confusion = np.array([[0.9, 0.1, 0], [0.2, 0.9, 0.1], [0, 0, 0.9]])
+    blocks = [(between[rows], confusion[rows], confusion.T[rows]) for rows in (slice(0, 2), slice(2, 3))]
+    pairs = alike(blocks, 3)
     assert (pairs.one != pairs.other).all()
     assert pairs.wanted.sum() == pytest.approx(1)
 
@@ -260,6 +265,35 @@ def test_neighbours_are_kept_better_than_by_projection() -> None:
     spots = Layout.of(anchors, sample, places).place(sample)
     plain = PCA(2).fit_transform(sample)
     assert trustworthiness(sample, spots, n_neighbors=10) > trustworthiness(sample, plain, n_neighbors=10) + 0.1
+
+
+# ---------------------------------------------------------------------- how much it takes
+
+
+def test_no_matrix_of_all_pairs_of_anchors_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (nearness, islands, layout_module):
+        monkeypatch.setattr(module, "ROWS", 16)
+    monkeypatch.setattr(islands, "_WORK", 0)
+    anchors, sample, places = clusters(1000, 1000, 200)
+    anchors, sample = anchors[:, :8], sample[:, :8]
+    tracemalloc.start()
+    Layout.of(anchors, sample, places)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 8 * 1000 * 1000
+
+
+def test_blocks_add_up_to_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    monkeypatch.setattr(layout_module, "alike", lambda *given: found.append(alike(*given)) or found[-1])
+    for rows in (7, 1000):
+        for module in (nearness, layout_module):
+            monkeypatch.setattr(module, "ROWS", rows)
+        Layout.of(*clusters(40, 64, 500))
+    (one, other) = found
+    assert (one.one == other.one).all()
+    assert (one.other == other.other).all()
+    assert np.allclose(one.wanted, other.wanted, atol=1e-12)
 
 
 # ---------------------------------------------------------------------- what cannot be used

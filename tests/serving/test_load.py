@@ -6,10 +6,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks/serving.py"
+SLOW_CLIENTS = Path(__file__).parents[2] / "benchmarks/slow_clients.py"
 
 
 def under_load(*options: str) -> dict[str, dict[str, dict[str, float]]]:
@@ -31,3 +33,26 @@ def test_64_clients_for_a_minute(gallery: str, capsys: pytest.CaptureFixture[str
     with capsys.disabled():
         found = under_load("--seconds", "60", "--only", gallery, "--out", "")[gallery]
     assert found["batches / one by one"] >= 1  # type: ignore[operator]
+
+
+def beside_slow_clients(*options: str) -> list[dict[str, Any]]:
+    command = [sys.executable, SLOW_CLIENTS, "--out", "", *options]
+    done = subprocess.run(command, capture_output=True, text=True)
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def test_nobody_is_refused_beside_clients_that_never_finish() -> None:
+    *rounds, whole = beside_slow_clients("--seconds", "2", "--rounds", "1")
+    assert whole["refused"] == 0
+    assert all(row["with"]["answers"] >= 32 for row in rounds)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+def test_nobody_waits_for_clients_that_never_finish(capsys: pytest.CaptureFixture[str]) -> None:
+    with capsys.disabled():
+        *_, whole = beside_slow_clients()
+    assert whole["refused"] == 0
+    assert whole["ratio"] >= 0.9

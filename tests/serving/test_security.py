@@ -7,6 +7,7 @@ import http.client
 import inspect
 import json
 import logging
+import os
 import shutil
 import socket
 import struct
@@ -35,6 +36,7 @@ from kedge.gallery import gallery as gallery_module
 from kedge.gallery.view import LOCK
 from kedge.serving import decoding, run
 from kedge.serving.app import create_app
+from kedge.serving.image_files import ImageFiles
 from kedge.serving.settings import Settings
 
 PNG = {"Content-Type": "image/png"}
@@ -499,6 +501,20 @@ def test_a_search_that_takes_too_long_is_given_up(built: Path, query: Query, mon
         gate.set()
 
 
+def test_a_body_whose_end_is_uncertain_is_refused(served: Server) -> None:
+    head = "POST /api/v1/search HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"
+    smuggled = "0\r\n\r\nGET /api/v1/health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with socket.create_connection(place_of(served), timeout=30) as connection:
+        connection.sendall((head + smuggled).encode())
+        found = b""
+        while part := connection.recv(4096):
+            found += part
+    assert found.startswith(b"HTTP/1.1 400 ")
+    assert found.count(b"HTTP/1.1 ") == 1  # the second request is not answered
+    said = json.loads(found.partition(b"\r\n\r\n")[2])
+    assert said == {"error": "A request has Content-Length or Transfer-Encoding, not both."}
+
+
 # ---------------------------------------------------------------------- what can be fetched
 
 
@@ -594,12 +610,60 @@ def bare(built: Path, stripe_files: Path, tmp_path: Path) -> Path:
     return gallery.path
 
 
+def shown(gallery: Path, *images: Path, count: int = 3) -> list[int]:
+    """The statuses of the thumbnails of the first items."""
+    with client_of(gallery, Settings(images=images)) as client:
+        return [client.get(f"/api/v1/items/{id}/thumbnail").status_code for id in range(count)]
+
+
 def test_a_picture_goes_with_its_item(bare: Path) -> None:
-    with client_of(bare) as client:
+    with client_of(bare, Settings(images=(bare.parent,))) as client:
         for id in range(3):
             assert client.get(f"/api/v1/items/{id}/thumbnail").status_code == 200
         Gallery.open(bare).remove(1)
         assert [client.get(f"/api/v1/items/{id}/thumbnail").status_code for id in range(3)] == [200, 404, 200]
+
+
+def test_only_files_below_a_named_folder_are_shown(bare: Path, tmp_path: Path) -> None:
+    assert shown(bare) == [404, 404, 404]
+    assert shown(bare, tmp_path) == [200, 200, 200]
+    other = tmp_path / "other"
+    other.mkdir()
+    assert shown(bare, other) == [404, 404, 404]
+    # A folder whose name only begins the same, a link out of a named folder, a folder that is a link itself.
+    (tmp_path / "2.png").rename(other / "2.png")
+    (tmp_path / "2.png").symlink_to(other / "2.png")
+    link = tmp_path / "link"
+    link.symlink_to(other)
+    gallery = Gallery.create(tmp_path / "stranger", Gallery.open(bare).model)
+    (tmp_path / "other-secret").mkdir()
+    shutil.copy(tmp_path / "0.png", tmp_path / "other-secret/0.png")
+    (other / "out.png").symlink_to(tmp_path / "1.png")
+    assert gallery.add([tmp_path / "other-secret/0.png", other / "out.png", other / "2.png"]) == [0, 1, 2]
+    for folder in (other, link):
+        assert shown(gallery.path, folder) == [404, 404, 200]
+    with pytest.raises(ConfigError, match="--images must name a folder"):
+        create_app(bare, Settings(images=(tmp_path / "0.png",)))
+
+
+def test_a_strangers_gallery_cannot_make_the_disk_its_uploads(bare: Path, tmp_path: Path) -> None:
+    (bare / "uploads").symlink_to(tmp_path)
+    assert shown(bare) == [404, 404, 404]
+
+
+def test_a_path_that_no_file_can_have_is_no_picture(built: Path, tmp_path: Path) -> None:
+    files = ImageFiles(tmp_path, (tmp_path,))
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    for path in (None, "", "a\0b", "x" * 5000, str(tmp_path), str(tmp_path / "folder"), str(tmp_path / "pipe")):
+        assert files.find(path) is None
+
+
+def test_an_upload_is_shown(built: Path, key: str, tmp_path: Path, bearer: dict[str, str], query: Query) -> None:
+    gallery = Gallery.create(tmp_path / "g", Gallery.open(built).model)
+    with client_of(gallery.path, Settings(key=key, writable=True)) as client:
+        id = client.post("/api/v1/items", content=query("level"), headers=PNG | bearer).json()["id"]
+        assert client.get(f"/api/v1/items/{id}/thumbnail", headers=bearer).status_code == 200
 
 
 def folders_of(*paths: Path) -> list[str]:
@@ -670,7 +734,7 @@ def test_a_gallery_that_is_in_use_does_not_say_where_it_is(
 def test_a_picture_that_is_gone_does_not_say_where_it_was(bare: Path) -> None:
     (bare.parent / "1.png").unlink()
     (bare.parent / "2.png").write_bytes(b"damaged")
-    with client_of(bare) as client:
+    with client_of(bare, Settings(images=(bare.parent,))) as client:
         for id in (1, 2):
             answer = client.get(f"/api/v1/items/{id}/thumbnail")
             assert answer.status_code == 404
@@ -977,10 +1041,10 @@ def test_names_and_sites_come_from_the_command_line(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(run, "serve", lambda gallery, settings, **others: found.append(settings))
     monkeypatch.delenv("KEDGE_KEY", raising=False)
     verb.serve(tmp_path)
-    verb.serve(tmp_path, allow_host=["pictures.example"], allow_origin=[FRIEND], max_upload=3)
-    assert [(one.hosts, one.origins, one.max_bytes) for one in found] == [
-        ((), (), 20 * 2**20),
-        (("pictures.example",), (FRIEND,), 3 * 2**20),
+    verb.serve(tmp_path, allow_host=["pictures.example"], allow_origin=[FRIEND], max_upload=3, images=[tmp_path])
+    assert [(one.hosts, one.origins, one.max_bytes, one.images) for one in found] == [
+        ((), (), 20 * 2**20, ()),
+        (("pictures.example",), (FRIEND,), 3 * 2**20, (tmp_path,)),
     ]
 
 

@@ -250,7 +250,8 @@ def test_whoever_is_connected_when_the_signal_comes_is_answered(built: Path, ser
         silent, begun, halfway = (Slow(server.url, query("level")) for _ in range(3))
         begun.send(40)
         halfway.send(-50)
-        wait_until(lambda: "kedge_requests_inside 1.0" in fetched(f"{server.url}/metrics"))
+        arriving = f"kedge_upload_bytes {len(query('level')) - 50:.1f}"
+        wait_until(lambda: arriving in fetched(f"{server.url}/metrics"))
         # While it stands still, these wait in the queue of the system.
         server.process.send_signal(signal.SIGSTOP)
         waiting = [Slow(server.url, query("level")) for _ in range(20)]

@@ -31,7 +31,17 @@ def serve(
     allow_origin: Annotated[
         list[str] | None, typer.Option(help="Another site whose pages may call the API, such as https://example.org.")
     ] = None,
+    images: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="A folder whose image files may be shown; can be repeated. Thumbnails and uploads of the gallery "
+            "need none."
+        ),
+    ] = None,
     max_upload: Annotated[int, typer.Option(min=1, help="MiB that a picture may have.")] = 20,
+    connections_per_address: Annotated[
+        int, typer.Option(min=1, help="Open connections of one address; a proxy in front is one address.")
+    ] = 512,
     waiting: Annotated[int, typer.Option(min=1, help="Requests at once; more are told to come back.")] = 128,
     batch: Annotated[int, typer.Option(min=1, help="Pictures that go through the encoder at once.")] = 32,
     memory: Annotated[
@@ -61,7 +71,9 @@ def serve(
         writable=writable,
         hosts=tuple(allow_host or ()),
         origins=tuple(allow_origin or ()),
+        images=tuple(images or ()),
         max_bytes=max_upload * 2**20,
+        connections_per_address=connections_per_address,
         waiting=waiting,
         batch=batch,
         memory=memory * 2**20,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
 
-from kedge.serving.nearness import ROWS, nearest, parts_of, squared_distances
+from kedge.serving.nearness import ROWS, distances_in_blocks, nearest, nearest_of_all, parts_of, squared_distances
 
 __all__ = ["TINY", "WARMEST", "Pairs", "alike", "islands", "principal", "starts_of"]
 
@@ -30,18 +31,18 @@ class Pairs(NamedTuple):
     """How much; all of it sums to one."""
 
 
-def alike(between: np.ndarray, confusion: np.ndarray) -> Pairs:
-    """Which islands want to be neighbours, and how much."""
-    count = len(between)
-    with np.errstate(divide="ignore"):
-        unlike = np.log((confusion + confusion.T) / 2)
-    unlike *= -WARMEST
-    # The logarithm of what was too small for a number is infinite; the distance is not.
-    np.minimum(unlike, between, out=unlike)
-    np.maximum(unlike, 0, out=unlike)
-    np.fill_diagonal(unlike, np.inf)
+def alike(blocks: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]], count: int) -> Pairs:
+    """Which of `count` islands want to be neighbours, and how much.
+
+    A block holds some rows, in order: squared distances between anchors (infinite from one to itself), how much the
+    lists of these rows are confused with all others, and how much all others are confused with them.
+    """
     neighbours = min(count - 1, _NEIGHBOURS)
-    near, far = nearest(unlike, min(count - 1, 3 * neighbours), TINY)
+    kept = [
+        nearest(_unlike(between, confusion, confused), min(count - 1, 3 * neighbours), TINY)
+        for between, confusion, confused in blocks
+    ]
+    near, far = (np.concatenate(column) for column in zip(*kept, strict=True))
     far -= far[:, :1]
     low, high = np.full(count, -40.0), np.full(count, 40.0)
     for _ in range(40):
@@ -54,6 +55,18 @@ def alike(between: np.ndarray, confusion: np.ndarray) -> Pairs:
     one, other = np.repeat(np.arange(count), near.shape[1]), near.reshape(-1)
     wanted = np.tile(shares.reshape(-1) / (2 * count), 2)
     return Pairs(np.concatenate([one, other]), np.concatenate([other, one]), wanted)
+
+
+def _unlike(between: np.ndarray, confusion: np.ndarray, confused: np.ndarray) -> np.ndarray:
+    """How unlike islands are: what remains of a squared distance where lists are confused."""
+    with np.errstate(divide="ignore"):
+        unlike: np.ndarray = np.log((confusion + confused) / 2)
+    unlike *= -WARMEST
+    # The logarithm of what was too small for a number is infinite; the distance is not.
+    np.minimum(unlike, between, out=unlike)
+    np.maximum(unlike, 0, out=unlike)
+    unlike[np.isinf(between)] = np.inf
+    return unlike
 
 
 def starts_of(kept: np.ndarray) -> list[np.ndarray]:
@@ -77,10 +90,9 @@ def islands(starts: list[np.ndarray], pairs: Pairs) -> tuple[np.ndarray, float]:
     spots = min((_settled(start, pairs) for start in starts), key=lambda spots: _loss(spots, pairs))
     spots, apart = _pushed_apart(spots)
     spots = spots @ np.linalg.svd(spots, full_matrices=False)[2].T
-    distances = squared_distances(spots, spots, np.square(spots).sum(axis=1))
-    np.fill_diagonal(distances, np.inf)
     # A few may still be too close: they do not make all others small.
-    radius = max(float(np.sqrt(distances.min())), 0.8 * apart) / 2
+    least = min(float(distances.min()) for _, distances in distances_in_blocks(spots))
+    radius = max(float(np.sqrt(least)), 0.8 * apart) / 2
     spots -= (spots.max(axis=0) + spots.min(axis=0)) / 2
     scale = 0.98 / float(np.abs(spots).max() + radius)
     return spots * scale, radius * scale
@@ -113,18 +125,18 @@ def _settled(spots: np.ndarray, pairs: Pairs) -> np.ndarray:
 def _loss(spots: np.ndarray, pairs: Pairs) -> float:
     """What settling lowers."""
     one, other, wanted = pairs
-    closeness = 1 / (1 + squared_distances(spots, spots, np.square(spots).sum(axis=1)))
+    closeness = sum(float((1 / (1 + distances)).sum()) for _, distances in distances_in_blocks(spots))
     apart = np.log(1 + np.square(spots[one] - spots[other]).sum(axis=1))
-    return float((wanted * apart).sum() + np.log(closeness.sum() - len(spots)))
+    return float((wanted * apart).sum() + np.log(closeness))
 
 
 def _pushed_apart(spots: np.ndarray) -> tuple[np.ndarray, float]:
     """Islands that are too close give way, both by the same; and how far apart they are to be."""
     # As far as in a disc that they fill; less where they form a line, which would buckle.
-    _, far = nearest(squared_distances(spots, spots, np.square(spots).sum(axis=1)), 5, TINY)
     apart = 2.3 * float(np.sqrt(np.square(spots).sum(axis=1).mean() / len(spots)))
     if len(spots) > 4:
-        apart = min(apart, max(0.75 * float(np.median(np.sqrt(far[:, 4]))), apart / 4))
+        fourth = nearest_of_all(spots, 4, TINY)[:, 3]
+        apart = min(apart, max(0.75 * float(np.median(np.sqrt(fourth))), apart / 4))
     # Two that want nothing but each other may have met in one point.
     spots = spots + 1e-3 * apart * _sunflower(len(spots))
     rounds = int(np.clip(_WORK / 4 / len(spots) ** 2, 15, 150))

@@ -7,13 +7,14 @@ an island, or between those it lies between.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
 import numpy as np
 
 from kedge.errors import ConfigError
 from kedge.serving.islands import TINY, WARMEST, alike, islands, principal, starts_of
-from kedge.serving.nearness import completed, nearest, parts_of, squared_distances
+from kedge.serving.nearness import ROWS, completed, distances_in_blocks, nearest, parts_of, squared_distances
 
 __all__ = ["Layout"]
 
@@ -68,16 +69,17 @@ class Layout:
         centre = kept.mean(axis=0)
         kept -= centre
         sample -= centre
-        unit, between = _measured(kept, sample)
+        unit = _unit_of(kept, sample)
         kept /= unit
         squares = np.square(kept).sum(axis=1)
         sample = _held(sample / unit, squares)
 
-        confusion, near, far = _look(sample, which[places], kept, squares, between)
+        near, far = _nearest_anchors(sample, kept, squares)
         middles, radius = np.zeros((1, 2)), 0.95
         warmth = WARMEST
         if len(kept) > 1:
-            middles, radius = islands(starts_of(kept), alike(between, confusion))
+            pairs = alike(_confusion(sample, which[places], kept), len(kept))
+            middles, radius = islands(starts_of(kept), pairs)
             if len(sample):
                 # As sharp as leaves four of five items on an island, and one on its way.
                 gap = float(np.quantile(far[:, 1] - far[:, 0], 0.2))
@@ -118,19 +120,17 @@ class Layout:
         return placed
 
 
-def _measured(kept: np.ndarray, sample: np.ndarray) -> tuple[float, np.ndarray]:
-    """The distance between neighbouring anchors, and the squares of all in this unit; infinite from one to itself."""
-    between = squared_distances(kept, kept, np.square(kept).sum(axis=1))
-    np.fill_diagonal(between, np.inf)
+def _unit_of(kept: np.ndarray, sample: np.ndarray) -> float:
+    """The distance between neighbouring anchors."""
     if len(kept) > 1:
         largest = float(np.sqrt(np.square(kept).sum(axis=1).max()))
-        unit = max(float(np.sqrt(np.median(between.min(axis=1)))), TINY * largest)
+        least = np.concatenate([distances.min(axis=1) for _, distances in distances_in_blocks(kept)])
+        unit = max(float(np.sqrt(np.median(least))), TINY * largest)
     else:
         lengths = np.sqrt(np.square(sample).sum(axis=1))
         unit = float(np.median(lengths)) if len(lengths) else 0.0
         unit = unit or float(lengths.max(initial=0))
-    unit = unit or 1.0
-    return unit, between / unit**2
+    return unit or 1.0
 
 
 def _held(rows: np.ndarray, squares: np.ndarray) -> np.ndarray:
@@ -151,23 +151,38 @@ def _weights(far: np.ndarray, warmth: float) -> np.ndarray:
     return weights
 
 
-def _look(
-    sample: np.ndarray, places: np.ndarray, kept: np.ndarray, squares: np.ndarray, between: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """How much the items of each list have of every other anchor, and the anchors nearest to each item."""
-    confusion = np.exp(between / -WARMEST)
+def _nearest_anchors(sample: np.ndarray, kept: np.ndarray, squares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The anchors nearest to each item, and their squared distances."""
     near = np.empty((len(sample), min(_FEW + 1, len(kept))), np.intp)
     far = np.empty(near.shape)
     for part in parts_of(len(sample)):
-        distances = squared_distances(sample[part], kept, squares)
-        near[part], far[part] = nearest(distances, near.shape[1])
-        distances -= np.take_along_axis(distances, places[part, None], axis=1)
-        np.maximum(distances, 0, out=distances)
-        distances /= -WARMEST
-        np.add.at(confusion, places[part], np.exp(distances, out=distances))
+        near[part], far[part] = nearest(squared_distances(sample[part], kept, squares), near.shape[1])
+    return near, far
+
+
+def _confusion(
+    sample: np.ndarray, places: np.ndarray, kept: np.ndarray
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Blocks for `alike`: never more than some rows of the matrix of all anchors at a time."""
+    squares = np.square(kept).sum(axis=1)
+    own = np.square(sample - kept[places]).sum(axis=1)[:, None]
     # The anchor itself is one item of its list.
-    confusion /= 1 + np.bincount(places, minlength=len(kept))[:, None]
-    return confusion, near, far
+    sizes = 1 + np.bincount(places, minlength=len(kept))
+
+    def shares(items: np.ndarray, anchors: slice) -> np.ndarray:
+        distances = squared_distances(sample[items], kept[anchors], squares[anchors]) - own[items]
+        found: np.ndarray = np.exp(np.maximum(distances, 0) / -WARMEST)
+        return found
+
+    for part, between in distances_in_blocks(kept):
+        confusion = np.exp(between / -WARMEST)
+        confused = confusion.copy()
+        members = np.flatnonzero((places >= part.start) & (places < part.stop))
+        for some in np.array_split(members, len(members) // ROWS + 1):
+            np.add.at(confusion, places[some] - part.start, shares(some, slice(None)))
+        for items in parts_of(len(sample)):
+            np.add.at(confused.T, places[items], shares(np.arange(items.start, items.stop), part))
+        yield between, confusion / sizes[part, None], confused / sizes
 
 
 def _charted(

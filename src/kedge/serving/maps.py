@@ -1,17 +1,21 @@
-"""The gallery in two dimensions, drawn once and kept while the anchors stay the same."""
+"""The gallery in two dimensions: drawn when first asked for, and kept while the anchors stay the same."""
 
 from __future__ import annotations
 
 import threading
+from http import HTTPStatus
 
 import numpy as np
 
 from kedge.gallery.anchors import Anchors
 from kedge.serving.catalogue import Catalogue
+from kedge.serving.errors import Refused
 from kedge.serving.layout import Layout
 
-__all__ = ["Maps"]
+__all__ = ["MAX_ANCHORS", "Maps"]
 
+MAX_ANCHORS = 2000
+"""A map of more takes too long to draw, and cannot be read."""
 _SAMPLE = 4000
 """So many items say how the map is laid out."""
 
@@ -27,6 +31,11 @@ class Maps:
     def layout(self, catalogue: Catalogue) -> Layout:
         """How these items lie; new items do not move the old ones."""
         anchors = catalogue.snapshot.anchors
+        if len(anchors) > MAX_ANCHORS:
+            raise Refused(
+                HTTPStatus.UNPROCESSABLE_ENTITY,
+                f"There is a map of up to {MAX_ANCHORS:,} anchors; this gallery has {len(anchors):,}.",
+            )
         with self._mutex:
             if self._layout is None or self._anchors is None or not _same(self._anchors, anchors):
                 sample = catalogue.spread(_SAMPLE)

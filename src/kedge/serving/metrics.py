@@ -35,6 +35,11 @@ class Metrics:
         )
         self.inside = Gauge("kedge_requests_inside", "Requests that are being worked on.", registry=registry)
         self.refused = Counter("kedge_requests_refused", "Requests that were told to come back.", registry=registry)
+        self.connections = Gauge("kedge_connections", "Open connections.", registry=registry)
+        self.dropped = Counter(
+            "kedge_connections_dropped", "Connections that were too slow, or too many.", registry=registry
+        )
+        self.upload_bytes = Gauge("kedge_upload_bytes", "Bytes of uploads in flight.", registry=registry)
         self.items = Gauge("kedge_gallery_items", "Items in the gallery.", registry=registry)
         self.version = Gauge("kedge_gallery_version", "The version of the record.", registry=registry)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
-__all__ = ["ROWS", "completed", "nearest", "parts_of", "squared_distances"]
+__all__ = ["ROWS", "completed", "distances_in_blocks", "nearest", "nearest_of_all", "parts_of", "squared_distances"]
 
 ROWS = 512
 """So many are looked at together."""
@@ -37,3 +39,17 @@ def nearest(distances: np.ndarray, count: int, unit: float = 1.0) -> tuple[np.nd
     far = np.take_along_axis(distances, near, axis=1)
     order = np.argsort(far, axis=1, kind="stable")
     return np.take_along_axis(near, order, axis=1), np.take_along_axis(far, order, axis=1) * unit
+
+
+def distances_in_blocks(points: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
+    """Squared distances of all points to all, some rows at a time; infinite from a point to itself."""
+    squares = np.square(points).sum(axis=1)
+    for part in parts_of(len(points)):
+        distances = squared_distances(points[part], points, squares)
+        distances[np.arange(len(distances)), np.arange(part.start, part.stop)] = np.inf
+        yield part, distances
+
+
+def nearest_of_all(points: np.ndarray, count: int, unit: float) -> np.ndarray:
+    """Squared distances of each point to the `count` nearest others, smallest first, in blocks."""
+    return np.concatenate([nearest(distances, count, unit)[1] for _, distances in distances_in_blocks(points)])

@@ -17,7 +17,7 @@ from kedge.serving import schemas
 from kedge.serving.catalogue import Catalogue, shown_name
 from kedge.serving.errors import Refused
 from kedge.serving.service import Service
-from kedge.serving.uploads import REQUEST_BODY, read_upload
+from kedge.serving.uploads import REQUEST_BODY, received
 
 __all__ = ["Id", "described", "errors", "router_of"]
 
@@ -88,9 +88,9 @@ def router_of(service: Service) -> APIRouter:
     @router.post("/search", responses=errors(408, 413, 415, 429), openapi_extra=REQUEST_BODY, tags=["search"])
     async def search(request: Request, wanted: Wanted) -> schemas.Answer:
         """The items most like a picture."""
-        async with service.gate.entered():
+        # A slot is taken once the body has arrived: who sends slowly keeps nobody else waiting.
+        async with received(request, settings, service.uploads) as content, service.gate.entered():
             started = time.perf_counter()
-            content = await read_upload(request, settings)
             pixels = await service.pixels(content)
             before = time.perf_counter()
             vector = await service.embed(pixels)

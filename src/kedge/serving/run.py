@@ -10,21 +10,24 @@ import struct
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import cast
 
 import uvicorn
+from fastapi import FastAPI
 from rich.console import Console
 
 from kedge.errors import ConfigError
 from kedge.serving.app import create_app
+from kedge.serving.connections import Connection, ConnectionLimiter
 from kedge.serving.service import Service
 from kedge.serving.settings import Settings
 
-__all__ = ["serve"]
+__all__ = ["config_of", "serve"]
 
 _GRACE_SECONDS = 30
-_CONNECTIONS = 1024
 _LAST_SECONDS = 1.0
 """So long whoever is connected may still send a request, once the server is told to stop."""
 _ATTACH_FILTER = 26
@@ -42,26 +45,36 @@ def serve(gallery: str | Path, settings: Settings, *, host: str, port: int, gene
     """Serve a gallery; returns when a signal has ended it and what was accepted is answered."""
     listening = _listen(host, port)
     app = create_app(gallery, settings)
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=_GRACE_SECONDS,
-        limit_concurrency=_CONNECTIONS,
-        log_config=_LOGS,
-    )
+    config = config_of(app)
     name = f"[{host}]" if ":" in host else "127.0.0.1" if host == "0.0.0.0" else host
     address = f"http://{name}:{listening.getsockname()[1]}/"
     console.print(f"The page: {address}{f'#key={settings.key}' if generated else ''}")
     console.print(f"The API:  {address}api/v1/openapi.json")
     if settings.key is not None and not generated:
         console.print("Both want the key that you have set.")
+    if not settings.images and not app.state.service.gallery.thumbnails:
+        console.print("The gallery keeps no thumbnails: --images FOLDER shows the image files below a folder.")
     console.print("Ctrl-C stops it.")
     # The server raises the signal that ended it once more, when all is done: then there is nothing left to end.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _done)
     _Server(config, app.state.service).run(sockets=[listening])
+
+
+def config_of(app: FastAPI) -> uvicorn.Config:
+    """Uvicorn with our limits on connections."""
+    service: Service = app.state.service
+    return uvicorn.Config(
+        app,
+        # Always h11, whose states the deadlines follow; nobody here speaks WebSocket.
+        http=cast("type[asyncio.Protocol]", partial(Connection, ConnectionLimiter(service.settings, service.metrics))),
+        ws="none",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=_GRACE_SECONDS,
+        log_config=_LOGS,
+    )
 
 
 class _Server(uvicorn.Server):

@@ -17,7 +17,7 @@ from kedge.serving.errors import as_response
 from kedge.serving.metrics import Metrics
 from kedge.serving.settings import Settings
 
-__all__ = ["API", "Guard"]
+__all__ = ["API", "SAFE_HEADERS", "Guard"]
 
 API = "/api/v1"
 _OPEN = (f"{API}/health", f"{API}/ready")
@@ -27,7 +27,7 @@ _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
     "manifest-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-_HEADERS = {
+SAFE_HEADERS = {
     "Content-Security-Policy": _POLICY,
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -60,8 +60,10 @@ class Guard:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
-                for name, value in _HEADERS.items():
+                for name, value in SAFE_HEADERS.items():
                     headers[name] = value
+                if _has_two_lengths(Headers(scope=scope)):
+                    headers["Connection"] = "close"  # where the next request begins is not certain
                 headers.setdefault("Cache-Control", "no-cache" if _is_page(_path_of(scope)) else "no-store")
             await send(message)
 
@@ -82,6 +84,8 @@ class Guard:
 
     def _refused(self, scope: Scope) -> tuple[HTTPStatus, str] | None:
         headers = Headers(scope=scope)
+        if _has_two_lengths(headers):
+            return HTTPStatus.BAD_REQUEST, "A request has Content-Length or Transfer-Encoding, not both."
         host = headers.get("host", "")
         if not self._is_ours(host):
             return HTTPStatus.BAD_REQUEST, "This server is not called by that name: start it with --allow-host."
@@ -129,6 +133,11 @@ class Guard:
         # The path alone: what else a request says may be a secret.
         path = scope["path"].encode("unicode_escape").decode()[:200]
         log.info("%s %s %d %.1f ms", _known(scope["method"]), path, status, seconds * 1000)
+
+
+def _has_two_lengths(headers: Headers) -> bool:
+    """A proxy may believe one and a server the other: a body to one is a second request to the other (smuggling)."""
+    return "content-length" in headers and "transfer-encoding" in headers
 
 
 def _path_of(scope: Scope) -> str:

@@ -28,6 +28,8 @@ from kedge.serving.batching import Gate, SharedEncoder
 from kedge.serving.catalogue import UPLOADS, Catalogue
 from kedge.serving.decoding import Decoders
 from kedge.serving.errors import Refused
+from kedge.serving.image_files import ImageFiles
+from kedge.serving.in_flight import UploadBudget
 from kedge.serving.maps import Maps
 from kedge.serving.metrics import Metrics
 from kedge.serving.settings import Settings
@@ -49,6 +51,7 @@ class Service:
         self.gallery = Gallery.open(path, memory=settings.memory)
         # Whoever writes moves the record on, so that readers have one of their own.
         self._writer = Gallery.open(path, self.gallery.model) if settings.writable else None
+        self.uploads = UploadBudget(max(settings.upload_memory, settings.max_bytes), metrics)
         self.gate = Gate(settings.waiting, settings.seconds, metrics)
         model = self.gallery.model
         self._encoder = None if model is None else SharedEncoder(model, settings.batch, metrics)
@@ -67,6 +70,7 @@ class Service:
         """Whether queries can be answered."""
         self.fingerprint = None if model is None else model.fingerprint
         self._thumbnail = lru_cache(_KEPT)(self._made_thumbnail)
+        self._files = ImageFiles(self.gallery.path, settings.images)
 
     async def start(self) -> None:
         """Read what the first request would wait for."""
@@ -74,7 +78,6 @@ class Service:
         if self.gallery.model is not None:
             side = self.gallery.model.preprocessing.size or 32
             await self.embed(torch.zeros(3, side, side, dtype=torch.uint8))
-        self._drawing.submit(lambda: self.maps.layout(self.catalogue()))
         self.ready = True
 
     def close(self) -> None:
@@ -177,9 +180,10 @@ class Service:
 
     def _made_thumbnail(self, id: int, path: str | None) -> bytes | None:
         del id  # a later item may have a new picture in the same file
-        if path is None:
+        file = self._files.find(path)
+        if file is None:
             return None
-        return self._thumbnails.thumbnail(Path(path), _THUMBNAIL)
+        return self._thumbnails.thumbnail(file, _THUMBNAIL)
 
     # ------------------------------------------------------------------ writing
 

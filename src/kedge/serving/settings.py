@@ -12,6 +12,11 @@ __all__ = ["KEY_VARIABLE", "Settings", "read_key"]
 
 KEY_VARIABLE = "KEDGE_KEY"
 _SHORTEST_KEY = 16
+_ABOVE_ZERO = (
+    *("max_bytes", "max_pixels", "max_k", "max_probes", "seconds", "header_seconds", "upload_seconds"),
+    "decode_seconds",
+    *("connections", "connections_per_address", "upload_memory", "waiting", "batch"),
+)
 
 
 @dataclass(frozen=True)
@@ -25,16 +30,26 @@ class Settings:
     """Names by which the server is called, beside localhost, addresses and the machine's own name."""
     origins: tuple[str, ...] = ()
     """Other sites whose pages may call the API."""
+    images: tuple[Path, ...] = ()
+    """Folders of this machine whose image files may be shown, beside what the gallery itself keeps."""
     max_bytes: int = 20 * 2**20
     max_pixels: int = 50_000_000
     max_k: int = 200
     max_probes: int = 64
     seconds: float = 30.0
     """A request that takes longer is given up."""
+    header_seconds: float = 10.0
+    """A connection without a complete header by then is closed."""
     upload_seconds: float = 15.0
     """Whoever sends a picture more slowly is cut off."""
     decode_seconds: float = 10.0
     """A picture that takes longer to decode is refused, and the process that decodes it is killed."""
+    connections: int = 1024
+    """Open connections; beyond, the one that has taken longest over its request is closed."""
+    connections_per_address: int = 512
+    """The same for one address; a proxy in front of the server is one address."""
+    upload_memory: int = 256 * 2**20
+    """Bytes of uploads in flight; beyond, the upload that has stalled longest is cut off."""
     waiting: int = 128
     """So many requests are worked on; the next ones are told to come back."""
     batch: int = 32
@@ -43,8 +58,7 @@ class Settings:
     """Bytes that the gallery may keep, beside what the system keeps of its files."""
 
     def __post_init__(self) -> None:
-        limits = ("max_bytes", "max_pixels", "max_k", "max_probes", "seconds", "upload_seconds", "decode_seconds")
-        for name in (*limits, "waiting", "batch"):
+        for name in _ABOVE_ZERO:
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be above 0, found {getattr(self, name)}.")
         if self.writable and not self.key:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from http import HTTPStatus
 
 from fastapi import Request
@@ -12,9 +12,10 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
 
 from kedge.serving.errors import Refused
+from kedge.serving.in_flight import Upload, UploadBudget
 from kedge.serving.settings import Settings
 
-__all__ = ["REQUEST_BODY", "read_upload"]
+__all__ = ["REQUEST_BODY", "received"]
 
 _FORM = "multipart/form-data"
 _BYTES = "application/octet-stream"
@@ -39,15 +40,23 @@ REQUEST_BODY = {
 }
 
 
-async def read_upload(request: Request, settings: Settings) -> bytes:
-    """The bytes of the picture."""
+@asynccontextmanager
+async def received(request: Request, settings: Settings, budget: UploadBudget) -> AsyncIterator[bytes]:
+    """The bytes of the picture, all of them; they count as in flight until the block ends."""
+    with budget.upload() as upload:
+        content = await _received(request, settings, upload)
+        upload.arrived()
+        yield content
+
+
+async def _received(request: Request, settings: Settings, upload: Upload) -> bytes:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if not (kind.startswith("image/") or kind in (_BYTES, _FORM)):
         found = f"{kind[:100]} is not a picture" if kind else "The request does not say what it holds"
         raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"{found}: send one as image/*, {_BYTES} or a form.")
     try:
-        async with asyncio.timeout(settings.upload_seconds):
-            body = await _read(request, settings.max_bytes)
+        async with upload.deadline(settings.upload_seconds):
+            body = await _read(request, settings.max_bytes, upload)
     except ClientDisconnect:
         raise Refused(HTTPStatus.BAD_REQUEST, "The picture ended before it was complete.") from None
     except TimeoutError:
@@ -59,7 +68,7 @@ async def read_upload(request: Request, settings: Settings) -> bytes:
     return body
 
 
-async def _read(request: Request, most: int) -> bytes:
+async def _read(request: Request, most: int, upload: Upload) -> bytes:
     too_large = Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"The picture is larger than {_size(most)}.")
     said = request.headers.get("content-length", "")
     if said.isdigit() and int(said) > most:
@@ -69,6 +78,7 @@ async def _read(request: Request, most: int) -> bytes:
         body += part
         if len(body) > most:
             raise too_large
+        upload.grow(len(part))
     return bytes(body)
 
 

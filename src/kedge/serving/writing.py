@@ -11,7 +11,7 @@ from kedge.serving import schemas
 from kedge.serving.errors import Refused
 from kedge.serving.reading import Id, described, errors
 from kedge.serving.service import Service
-from kedge.serving.uploads import REQUEST_BODY, read_upload
+from kedge.serving.uploads import REQUEST_BODY, received
 
 __all__ = ["router_of"]
 
@@ -30,8 +30,8 @@ def router_of(service: Service) -> APIRouter:
     ) -> schemas.Item:
         """Add a picture."""
         _check_writable(service)
-        async with service.gate.entered():
-            id = await service.add(await read_upload(request, service.settings), label)
+        async with received(request, service.settings, service.uploads) as content, service.gate.entered():
+            id = await service.add(content, label)
             return await service.run(described, service, id)
 
     @router.delete("/items/{id}", status_code=204, response_class=Response, responses=errors(404, 429))

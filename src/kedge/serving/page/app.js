@@ -116,6 +116,13 @@ async function ask(query, { asNew = true } = {}) {
   }
 }
 
+/* A query that was answered before there was a map has no place on it: it is asked once more. */
+function placeAnswered() {
+  if (answered.answer && !answered.answer.place && sameQuery(state.query, answered.query)) {
+    ask(answered.query, { asNew: false });
+  }
+}
+
 function askWithPicture(file) {
   const { model, limits } = galleryFacts() ?? {};
   if (!limits) return;
@@ -209,7 +216,7 @@ setUpLabels(changeSettings);
 setUpResults({ onSearch: ask, onRemove: openRemoving });
 setUpStarters();
 setUpAnchors(ask);
-setUpMap(ask);
+setUpMap(ask, placeAnswered);
 setUpWriting(refresh);
 setUpShortcuts({ toMap: () => changeView(state.view === 'map' ? 'results' : 'map') });
 api.onBusy((seconds) => say(`The server is busy; trying again in ${seconds} s.`));

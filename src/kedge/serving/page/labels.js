@@ -6,6 +6,7 @@ import { galleryClasses } from './gallery.js';
 import { labelDot } from './hits.js';
 import { state } from './state.js';
 
+const SHOWN = 200;
 let changed = () => {};
 let active = -1;
 
@@ -34,7 +35,8 @@ function setActive(at) {
 
 function fill() {
   const chosen = new Set(state.labels);
-  const rows = fitting().map(({ name, items }, index) => make(
+  const all = fitting();
+  const rows = all.slice(0, SHOWN).map(({ name, items }, index) => make(
     'li',
     {
       role: 'option',
@@ -47,8 +49,10 @@ function fill() {
     make('span', { class: 'option-name' }, name),
     make('span', { class: 'soft' }, count(items)),
   ));
-  const none = make('li', { class: 'soft none', role: 'option', 'aria-disabled': 'true' }, 'No such label');
-  list().replaceChildren(...(rows.length ? rows : [none]));
+  const note = (text) => make('li', { class: 'soft none', role: 'option', 'aria-disabled': 'true' }, text);
+  if (!rows.length) rows.push(note('No such label'));
+  else if (all.length > SHOWN) rows.push(note(`${count(all.length - SHOWN)} more: type a part of the name`));
+  list().replaceChildren(...rows);
 }
 
 function open() {

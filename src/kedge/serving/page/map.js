@@ -22,6 +22,7 @@ let loading = null;
 let pinned = null;
 let frame = 0;
 let search = () => {};
+let drawn = () => {};
 
 /* Pictures come when they are first looked for; the map is drawn again once they are there. */
 function pictureOf(id) {
@@ -149,6 +150,7 @@ function pin(group) {
 }
 
 async function load() {
+  byId('map-wait').hidden = false;
   const answer = await api.map();
   map = { classes: answer.classes, anchors: answer.anchors, data: answer.items, total: answer.total };
   view.fit([...map.data.x, ...map.anchors.map(({ x }) => x)], [...map.data.y, ...map.anchors.map(({ y }) => y)]);
@@ -157,6 +159,7 @@ async function load() {
   showLegend(map, { onHighlight: highlight, onPin: pin });
   describeMap(map, look);
   byId('map-wait').hidden = true;
+  drawn();
 }
 
 /** Shows the map, loading it first where that has not been done. */
@@ -167,6 +170,7 @@ export async function showMap() {
     redraw();
   } catch (error) {
     loading = null;
+    byId('map-wait').hidden = true;
     showError(error, showMap);
   }
 }
@@ -189,9 +193,10 @@ export function forgetMap() {
   byId('map-tip').hidden = true;
 }
 
-/** `onSearch(query)` is called for a point that was clicked. */
-export function setUpMap(onSearch) {
+/** `onSearch(query)` is called for a point that was clicked, `onDrawn()` once the server has drawn the map. */
+export function setUpMap(onSearch, onDrawn) {
   search = onSearch;
+  drawn = onDrawn;
   moveMap(byId('map'), view, acts);
   const change = (act) => () => {
     act();

@@ -1,0 +1,206 @@
+"""Connections: how many there may be, in all and per address, and how long a request may take to arrive.
+
+An incomplete request (nothing yet, part of a header, part of a body) holds a connection and nothing else. Where there
+are too many, the one that has taken longest over its request makes room, so that idle connections lock nobody out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import sys
+from collections import Counter
+from http import HTTPStatus
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from kedge.serving.metrics import Metrics
+from kedge.serving.security import SAFE_HEADERS
+from kedge.serving.settings import Settings
+
+__all__ = ["Connection", "ConnectionLimiter", "open_file_limit"]
+
+_BUSY = "The server has too many connections: try again in a moment."
+_SLOW = "The request came too slowly: try again."
+
+
+class ConnectionLimiter:
+    """The open connections of a server; at most so many, and so many of one address."""
+
+    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+        self.settings, self.metrics = settings, metrics
+        self.limit = min(settings.connections, open_file_limit(2 * settings.connections) // 2)
+        self._addresses: Counter[str] = Counter()
+        self._open: dict[Connection, str] = {}
+        self._incomplete: dict[Connection, None] = {}
+        """Connections without a complete request, the one that has taken longest over it first."""
+
+    def admit(self, connection: Connection) -> bool:
+        """Whether a new connection may stay, if need be in the place of one without a complete request."""
+        address = _network_of(connection.client)
+        slowest = None
+        if self._addresses[address] >= self.settings.connections_per_address:
+            slowest = next((other for other in self._incomplete if self._open[other] == address), None)
+        elif len(self._open) >= self.limit:
+            slowest = next(iter(self._incomplete), None)
+        else:
+            self._add(connection, address)
+            return True
+        self.metrics.dropped.inc()
+        if slowest is None:
+            return False
+        self.release(slowest)
+        slowest.refuse(HTTPStatus.SERVICE_UNAVAILABLE, _BUSY)
+        self._add(connection, address)
+        return True
+
+    def _add(self, connection: Connection, address: str) -> None:
+        self._open[connection] = address
+        self._addresses[address] += 1
+        self._incomplete[connection] = None
+        self.metrics.connections.set(len(self._open))
+
+    def moved_on(self, connection: Connection, *, is_complete: bool) -> None:
+        """Note that a connection waits for a new header or body, or that its request is complete."""
+        self._incomplete.pop(connection, None)
+        if not is_complete and connection in self._open:
+            self._incomplete[connection] = None
+
+    def release(self, connection: Connection) -> None:
+        """Forget a connection that is closed or about to be."""
+        self._incomplete.pop(connection, None)
+        address = self._open.pop(connection, None)
+        if address is not None:
+            self._addresses[address] -= 1
+            if not self._addresses[address]:
+                del self._addresses[address]
+        self.metrics.connections.set(len(self._open))
+
+
+class Connection(H11Protocol):
+    """Uvicorn's HTTP/1.1 protocol with deadlines for header, body and the reading of answers, and errors in JSON."""
+
+    def __init__(self, limiter: ConnectionLimiter, **others: Any) -> None:
+        super().__init__(**others)
+        self._limiter = limiter
+        self._phase: object = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self._write_deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Let it in or send it away."""
+        super().connection_made(transport)
+        if self._limiter.admit(self):
+            self._watch()
+        else:
+            self._close_with(HTTPStatus.SERVICE_UNAVAILABLE, _BUSY)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Make room."""
+        self._limiter.release(self)
+        for timer in (self._deadline, self._write_deadline):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse it, then see what is still to come."""
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request."""
+        super().on_response_complete()
+        self._watch()
+
+    def pause_writing(self) -> None:
+        """An answer is not being read: not for ever."""
+        super().pause_writing()
+        self._write_deadline = self.loop.call_later(self._limiter.settings.seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It is being read again."""
+        super().resume_writing()
+        if self._write_deadline is not None:
+            self._write_deadline.cancel()
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP is told so in JSON too."""
+        del msg
+        self.refuse(HTTPStatus.BAD_REQUEST, "The request cannot be understood: it is not valid HTTP/1.1.")
+
+    def refuse(self, status: HTTPStatus, sentence: str) -> None:
+        """Close the connection, with a sentence if a request has begun that is not being answered yet."""
+        has_begun = self.conn.their_state is not h11.IDLE or bool(self.conn.trailing_data[0])
+        is_answered = self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE)
+        if has_begun and not is_answered:
+            self._close_with(status, sentence)
+        else:
+            self._end()  # browsers open connections ahead of need, which must not find an answer there
+
+    def _close_with(self, status: HTTPStatus, sentence: str) -> None:
+        body = json.dumps({"error": sentence}).encode()
+        headers = {
+            **SAFE_HEADERS,
+            "Content-Type": "application/json",
+            "Content-Length": str(len(body)),
+            "Cache-Control": "no-store",
+            "Connection": "close",
+        }
+        lines = [f"HTTP/1.1 {status.value} {status.phrase}", *(f"{name}: {value}" for name, value in headers.items())]
+        self.transport.write("\r\n".join([*lines, "", ""]).encode() + body)
+        self._end()
+
+    def _end(self) -> None:
+        """Close it, without waiting for somebody who does not read."""
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+        else:
+            self.transport.close()
+
+    def _watch(self) -> None:
+        """Set the deadline of what is to come next: a whole header, or the rest of a body."""
+        phase = self.conn.their_state
+        if phase is self._phase:
+            return  # a byte more is no reason to wait longer
+        self._phase = phase
+        is_complete = phase not in (h11.IDLE, h11.SEND_BODY)
+        self._limiter.moved_on(self, is_complete=is_complete)
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        if not is_complete:
+            settings = self._limiter.settings
+            # Uploads have a limit of their own, whose answer says what was slow; this holds for every other body.
+            body_seconds = settings.upload_seconds + settings.seconds
+            seconds = settings.header_seconds if phase is h11.IDLE else body_seconds
+            self._deadline = self.loop.call_later(seconds, self._too_slow)
+
+    def _too_slow(self) -> None:
+        self._limiter.metrics.dropped.inc()
+        self._limiter.release(self)
+        self.refuse(HTTPStatus.REQUEST_TIMEOUT, _SLOW)
+
+
+def open_file_limit(wanted: int) -> int:
+    """The number of files and sockets that this process may have open, raised to `wanted` where the system lets it."""
+    if sys.platform == "win32":
+        return wanted
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return wanted if soft == resource.RLIM_INFINITY else soft
+
+
+def _network_of(client: tuple[str, int] | None) -> str:
+    """The address; of IPv6 the network of 64 bits, since whoever has one address has all of these."""
+    host = client[0] if client else ""
+    if ":" not in host:
+        return host
+    return str(ipaddress.ip_network((host.partition("%")[0], 64), strict=False))
