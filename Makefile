@@ -10,8 +10,9 @@ install: $(VENV)/.dev
 demo: $(VENV)/.core
 	$(BIN)/kedge demo
 
+# Two tests at a time, a core for each: more threads would only wait for each other.
 test: $(VENV)/.dev
-	$(BIN)/pytest -m "not soak" -n 2 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not soak" -n 2 --dist loadfile --no-loadscope-reorder
 
 soak: $(VENV)/.dev
 	$(BIN)/pytest

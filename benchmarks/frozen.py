@@ -38,7 +38,7 @@ from kedge.evaluation import evaluate_embeddings
 from kedge.reproduce.machine import describe
 
 RESULTS = Path(__file__).parent / "results"
-CS = (0.003, 0.01, 0.03, 0.1, 0.3)
+CS = (0.01, 0.03, 0.1)
 COLUMNS = ("accuracy", "brute force", "brute force, cosine", "1-NN", "seconds")
 TABLE: dict[str, Tensor] = {}
 """The features that `looked_up` finds, whole: set before each run."""

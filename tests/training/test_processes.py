@@ -36,6 +36,7 @@ SGD = [
 ]
 CASES: dict[str, list[str]] = {
     "cam": ["loss=cam", "recipe.averaging=0.3"],
+    "cam-paper": ["loss=cam", "loss.discriminate=0", "loss.normalize=false"],
     "cam-sampled": ["loss=cam", "loss.repel_sample=2", "loss.margin=4"],
     "cam-accumulated": ["loss=cam", "loss.margin=4", "trainer.accumulate=2"],
     "cam-sharpness": ["loss=cam", "recipe.sharpness.radius=0.1", "recipe.sharpness.start=0.2"],
@@ -54,6 +55,7 @@ TOGETHER = {
     "broken": ["loss=cam"],
     "norm": [
         "loss=cam",
+        "loss.discriminate=0",
         "encoder.head=bounded",
         "encoder.name=tiny-norm",
         "recipe.mixing.cutmix=0.5",

@@ -126,7 +126,8 @@ def test_a_model_looks_at_mirrored_pictures_where_training_did(
 
 
 def test_anchors_are_learned_in_a_group_without_weight_decay(tiny: list[str], tmp_path: Path) -> None:
-    train(overrides=[*tiny, "recipe.optimizer.anchor_lr=0.5", "recipe.epochs=1"], folder=tmp_path)
+    overrides = [*tiny, "loss.discriminate=0", "recipe.optimizer.anchor_lr=0.5", "recipe.epochs=1"]
+    train(overrides=overrides, folder=tmp_path)
     state = torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)
     groups = {group["name"]: group for group in state["optimizer_states"][0]["param_groups"]}
     assert groups["loss"]["weight_decay"] == 0
@@ -142,12 +143,12 @@ def test_anchors_are_learned_in_a_group_without_weight_decay(tiny: list[str], tm
 def test_the_last_checkpoint_is_the_last_epoch_however_good_it_is(
     holdout: float, tiny: list[str], tmp_path: Path
 ) -> None:
-    # At this rate nothing changes, so that no epoch is better than the first.
+    # At this rate nothing changes, so that no epoch is better than another: the last one is kept.
     overrides = [*tiny, f"split.holdout={holdout}", "recipe.optimizer.lr=1e-9"]
     train(overrides=overrides, folder=tmp_path)
     assert torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)["epoch"] == 2
     if holdout:
-        assert torch.load(tmp_path / "checkpoints/best.ckpt", weights_only=True)["epoch"] == 0
+        assert torch.load(tmp_path / "checkpoints/best.ckpt", weights_only=True)["epoch"] == 2
     before = weights(tmp_path)
     resume_run(tmp_path)
     assert all(torch.equal(before[name], value) for name, value in weights(tmp_path).items())
@@ -281,7 +282,9 @@ def test_parts_of_a_loss_that_come_and_go_are_refused(
     tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     change_loss(monkeypatch, lambda step, _, parts: parts if step < 3 else {"attractor": parts["attractor"]})
-    with pytest.raises(TrainingError, match="same parts in every step, found attractor, repeller, minimum_norm and at"):
+    with pytest.raises(
+        TrainingError, match="same parts in every step, found attractor, discriminate, repeller, minimum_norm and at"
+    ):
         train(overrides=tiny, folder=tmp_path)
 
 
@@ -430,7 +433,7 @@ def test_swin_and_resnet101_take_the_papers_batches() -> None:
 
 def test_bad_input(tiny: list[str], tmp_path: Path) -> None:
     cases = {
-        "recipe.optimizer.name=lion": r"recipe.optimizer.name must be one of sgd, adam, found 'lion'",
+        "recipe.optimizer.name=lion": r"recipe.optimizer.name must be one of sgd, adam, adamw, found 'lion'",
         "recipe.schedule.name=step": r"recipe.schedule.name must be one of one_cycle, plateau, constant",
         "recipe.epochs=0": r"recipe.epochs must be at least 1, found 0",
         "recipe.epochs=many": r"recipe.epochs must be a whole number, found 'many'",

@@ -117,7 +117,7 @@ class Step(nn.Module):
         values = torch.stack(list(parts.values()))
         total = values.sum()
         with torch.no_grad():
-            points = self.loss.embed(embeddings.detach().float())
+            points = self.loss.embed(in_full_precision(embeddings.detach()))
             spread = (points - points.mean(0)).square().sum(1).mean()
             counted = torch.cat([total.reshape(1), values, spread.reshape(1)]).double()
         return Outcome(total, counted, ("loss", *parts, "_spread"))
