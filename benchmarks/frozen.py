@@ -8,7 +8,10 @@ and kept beside --cache. For each of three seeds a fifth of each class is asked 
 four fifths; the first fifth is left alone), and the rest is trained on and searched. Kedge is `kedge train recipe=head`
 through an encoder that looks its features up; logistic regression is scikit-learn's on standardised features, its C
 chosen on a fifth of its training photos, and searched by its posteriors. Results go to benchmarks/results/frozen.json
-(or frozen_choice.json).
+(or frozen_choice.json, or --name). What holding photos out costs a small set:
+
+    python benchmarks/frozen.py pets=FOLDER --classes 12 --shots 40 --only kedge --name frozen_small \
+        --choose all split.holdout=0 --choose held-out split.holdout=0.1
 """
 
 from __future__ import annotations
@@ -74,6 +77,8 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, default=Path("build/features"))
     parser.add_argument("--choose", nargs="+", action="append", metavar="RUN", help="a name and its overrides")
     parser.add_argument("--shots", type=int, help="train on so many photos of each class")
+    parser.add_argument("--classes", type=int, help="take the first so many classes only")
+    parser.add_argument("--name", help="of the result file")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", choices=("kedge", "rivals"), help="leave the others out")
     given = parser.parse_args()
@@ -82,6 +87,8 @@ def main() -> None:
     found: dict[str, Any] = {}
     for dataset, folder in (entry.split("=", 1) for entry in given.photos):
         features, labels = kept_features(Path(folder), given.cache / f"{dataset}.npz", given.weights)
+        if given.classes:
+            features, labels = (part[labels < given.classes] for part in (features, labels))
         rows: dict[str, list[dict[str, float]]] = {}
         for seed in range(given.seeds):
             train, test = parted(labels, seed)
@@ -109,8 +116,7 @@ def main() -> None:
             "table": as_table(found),
             "machine": describe(),
         }
-        suffix = f"_{given.shots}_shots" if given.shots else ""
-        (RESULTS / f"{name}{suffix}.json").write_text(json.dumps(record, indent=1) + "\n")
+        (RESULTS / f"{given.name or name}.json").write_text(json.dumps(record, indent=1) + "\n")
 
 
 class Part:
