@@ -145,8 +145,14 @@ def test_without_it_the_loss_is_the_papers() -> None:
 
 
 def test_fewer_classes_learn_at_a_lower_rate() -> None:
-    assert [CAMLoss(t, 4, discriminate=LAMBDA).lr_mult for t in (10, 40, 1000)] == [0.25, 1.0, 1.0]
+    assert [CAMLoss(t, 4, discriminate=LAMBDA).lr_mult for t in (3, 20, 40, 1000)] == [0.25, 0.5, 1.0, 1.0]
+    assert CAMLoss(3, 4, discriminate=0.5).lr_mult == 1.0
     assert CAMLoss(10, 4).lr_mult == 1.0
+
+
+def test_the_encoder_sees_a_mean_of_attractor_and_log_loss() -> None:
+    assert CAMLoss(10, 4, discriminate=LAMBDA).encoder_scale == 1 / (1 + LAMBDA)
+    assert CAMLoss(10, 4).encoder_scale == 1.0
 
 
 def test_half_precision_outputs_are_computed_in_full() -> None:

@@ -105,7 +105,9 @@ def stripe_files(stripes: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 def built(stripe_files: Path, tiny: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A gallery that knows four classes of stripes, calibrated, with thumbnails."""
     root = tmp_path_factory.mktemp("built")
-    model = train(overrides=[*tiny, "recipe.epochs=6"], folder=root / "run")
+    # The paper's loss: embeddings that scatter around their anchors, where there is something to see.
+    paper = ["loss.discriminate=0", "loss.normalize=false"]
+    model = train(overrides=[*tiny, *paper, "recipe.epochs=6"], folder=root / "run")
     gallery = Gallery.create(root / "gallery", model, thumbnails=32)
     gallery.add(stripe_files / "train")
     gallery.calibrate(stripe_files / "test")

@@ -39,7 +39,7 @@ class Colours(TorchDataset):  # type: ignore[type-arg]
         return Image.fromarray(self.pixels[row]), int(self.labels[row])
 
 
-QUICK = ["recipe=head", "recipe.size=24", "recipe.epochs=8", "recipe.batch_size=16"]
+QUICK = ["recipe=head", "recipe.size=24", "recipe.epochs=40", "recipe.batch_size=16"]
 QUICK += ["encoder=resnet10", "encoder.dim=8", "logger=none"]
 
 

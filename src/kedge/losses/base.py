@@ -50,6 +50,11 @@ class RetrievalLoss(nn.Module):
         return 1.0
 
     @property
+    def encoder_scale(self) -> float:
+        """What the encoder sees of the loss's gradient under SGD; the loss's own parameters see all of it."""
+        return 1.0
+
+    @property
     def compiles(self) -> bool:
         """Whether torch.compile gets through it in one piece: no look at values, no chance, no growing shapes."""
         return False

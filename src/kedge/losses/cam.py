@@ -175,12 +175,19 @@ class CAMLoss(RetrievalLoss):
 
     @property
     def lr_mult(self) -> float:
-        """With `discriminate`, 1 from 40 classes on, and less below.
+        """With `discriminate`, 1 from 40 classes on, and less below, down to cross-entropy's own rate 1/λ.
 
         The curvature of a log loss in its classifier's weights is E[p(1 − p) f fᵀ], which falls with the number of
         classes t as 1/t: what is stable among a hundred is four times too fast among ten.
         """
-        return 1.0 if self.classifier is None else min(1.0, len(self.anchors) / _CLASSES_AT_FULL_RATE)
+        if self.classifier is None:
+            return 1.0
+        return min(1.0, max(len(self.anchors) / _CLASSES_AT_FULL_RATE, 1 / self.discriminate))
+
+    @property
+    def encoder_scale(self) -> float:
+        """With `discriminate=λ`, 1/(1 + λ): the encoder sees a mean of attractor and log loss, whatever λ is."""
+        return 1 / (1 + self.discriminate)
 
     @property
     def compiles(self) -> bool:

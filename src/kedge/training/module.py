@@ -63,7 +63,8 @@ class RetrievalTraining(L.LightningModule):
         self.layout = layout
         # Only the bounded head makes the loss a quadratic of known curvature; elsewhere the scale has no meaning.
         self.bounded = bounded
-        self.loss_scale = recipe.loss_scale if bounded else 1.0
+        sgd = recipe.optimizer.name == "sgd"
+        self.loss_scale = recipe.loss_scale if bounded else step.loss.encoder_scale if sgd else 1.0
         self.knows_classes = type(step.loss).predict is not RetrievalLoss.predict
         self._head_parameters = list(head.parameters())
         self._climb = Climb(step.network, recipe.sharpness.radius)
@@ -303,10 +304,11 @@ class RetrievalTraining(L.LightningModule):
         wanted = self.recipe.optimizer
         in_head = {id(parameter) for parameter in self._head_parameters}
         backbone = [p for p in self.network.parameters() if id(p) not in in_head and p.requires_grad]
+        head_lr = wanted.lr / self.loss_scale if self.bounded else wanted.lr
         own_lr = wanted.lr * wanted.anchor_lr * (self.loss.lr_mult if wanted.name == "sgd" else 1.0)
         groups = [
             {"name": "backbone", "params": backbone, "lr": wanted.lr},
-            {"name": "head", "params": self._head_parameters, "lr": wanted.lr / self.loss_scale},
+            {"name": "head", "params": self._head_parameters, "lr": head_lr},
             {
                 "name": "loss",
                 "params": list(self.loss.parameters()),
