@@ -335,12 +335,14 @@ def test_a_write_that_has_begun_is_answered_however_long_it_takes(
     plain = Gallery.add
 
     def slow(self: Gallery, *arguments: object, **options: object) -> object:
-        time.sleep(1.5)
+        time.sleep(5)
         return plain(self, *arguments, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Gallery, "add", slow)
-    with client_of(own_gallery, Settings(key=key, writable=True, seconds=0.7)) as api:
+    with client_of(own_gallery, Settings(key=key, writable=True, seconds=2.5)) as api:
         api.headers.update(bearer | PNG)
+        for row in range(4):  # the processes that decode have started
+            api.post("/search", content=query("level", row))
         answers: list[httpx.Response] = []
         threads = [
             threading.Thread(target=lambda row=row: answers.append(api.post("/items", content=query("level", row))))

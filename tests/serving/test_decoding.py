@@ -33,7 +33,7 @@ from kedge.images import decoder
 real = decoder.read_picture
 
 def read(source, **options):
-    if source == b"slow":
+    if source == b"slow" or (not isinstance(source, bytes) and open(source, "rb").read(4) == b"slow"):
         time.sleep(600)
     if source == b"crash":
         os.abort()
@@ -100,15 +100,14 @@ def test_a_decoder_ends_with_its_input() -> None:
 
 @pytest.fixture
 def pictures(built: Path, stripe_files: Path, tmp_path: Path) -> Path:
-    """A gallery without thumbnails of its own, over four pictures of which one is a pipe that nobody writes to."""
+    """A gallery without thumbnails of its own, over four pictures of which one is slow to decode."""
     gallery = Gallery.create(tmp_path / "gallery", Gallery.open(built).model)
     files = []
     for number, file in enumerate(sorted((stripe_files / "train/level").iterdir())[:4]):
         files.append(tmp_path / f"{number}.png")
         files[-1].write_bytes(file.read_bytes())
     gallery.add(files)
-    files[0].unlink()
-    os.mkfifo(files[0])
+    files[0].write_bytes(b"slow")
     return tmp_path / "gallery"
 
 
@@ -133,7 +132,8 @@ def test_slow_uploads_and_slow_thumbnails_keep_nobody_else_waiting(
     pictures: Path, query: Query, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(decoding, "_PROGRAM", PROGRAM)
-    with TestClient(create_app(pictures, Settings(decode_seconds=8)), base_url="http://localhost") as client:
+    settings = Settings(decode_seconds=15, images=(pictures.parent,))
+    with TestClient(create_app(pictures, settings), base_url="http://localhost") as client:
         ids = [item["id"] for item in client.get("/api/v1/items").json()["items"]]
         kind = {"Content-Type": "image/png"}
 
