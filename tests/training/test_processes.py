@@ -299,6 +299,17 @@ def test_who_was_stopped_since_another_was_killed_is_not_the_reason(killed: bool
     assert ("was killed (SIGKILL)" in str(found)) is killed
 
 
+@pytest.mark.parametrize("after", [signal.SIGABRT, signal.SIGTERM])
+def test_who_died_of_anothers_death_is_not_the_reason(after: signal.Signals, tmp_path: Path) -> None:
+    none = str(tmp_path / "none.json")
+    for killed in (0, 1):
+        failures = {
+            rank: ProcessFailure(rank, 100 + rank, -signal.SIGKILL if rank == killed else -after, none)
+            for rank in range(2)
+        }
+        assert f"Process {killed} was killed (SIGKILL)" in str(_reason(failures, tmp_path))
+
+
 @pytest.mark.soak
 def test_the_jobs_of_a_sweep_in_processes_of_their_own(tmp_path: Path) -> None:
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")

@@ -34,6 +34,8 @@ _MEETING_POINT = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _ELASTIC = "torch.distributed.elastic"
 _PARTING = 20
+# How processes die of another's death: it aborts in a broken connection, or the launcher ends it.
+_AFTERMATH = {signal.SIGABRT: 1, signal.SIGTERM: 2}
 """Seconds for a process to end when it is asked to."""
 
 
@@ -96,7 +98,7 @@ def _reason(failures: Mapping[int, ProcessFailure], folder: Path) -> KedgeError:
         if isinstance(known.get(kind), type) and issubclass(known[kind], KedgeError):
             found: KedgeError = known[kind](sentence)
             return found
-    first = min(ordered, key=lambda failure: failure.exitcode >= 0)
+    first = min(ordered, key=lambda failure: (failure.exitcode >= 0, _AFTERMATH.get(-failure.exitcode, 0)))
     resume = f" Go on with: kedge train --resume {folder}" if (folder / LAST).exists() else ""
     if first.exitcode < 0:
         name = signal.Signals(-first.exitcode).name
