@@ -14,8 +14,9 @@ demo: $(VENV)/.core
 test: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not soak" -n 2 --dist loadfile --no-loadscope-reorder
 
-soak: $(VENV)/.dev
-	$(BIN)/pytest
+# Everything: the tests, then the long ones one by one, since several measure what a loaded machine does.
+soak: test
+	$(BIN)/pytest -m soak -v
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
