@@ -50,7 +50,7 @@ def attacks(place: Path) -> dict[str, dict[str, Any]]:
         "a function of Kedge's": {
             "dataset": {"_target_": "kedge.model.engines.programs.make", "folder": str(place / "order")}
         },
-        "a loader of Kedge's": {"dataset": {"_target_": "kedge.files.whole_file", "path": str(trace)}},
+        "a loader of Kedge's": {"dataset": {"_target_": "kedge.io.atomic_write", "path": str(trace)}},
         "a nested pickle": {"dataset": {**data, "path": load}},
         "a nested copy": {
             "dataset": {**data, "path": {"_target_": "shutil.copy", "src": str(place / "evil.pt"), "dst": str(trace)}}

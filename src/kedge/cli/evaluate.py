@@ -38,21 +38,21 @@ def evaluate(
     from rich.console import Console
 
     from kedge.config.compose import dataset_of, held_out_of
+    from kedge.distributed import init_process_group, is_rank_zero, raise_on_rank_zero, rank_zero_first
     from kedge.errors import ConfigError
     from kedge.evaluation import evaluate as measure
     from kedge.model import Model
-    from kedge.processes import join_processes, leader_first, leads, one_voice
 
-    with one_voice():
+    with raise_on_rank_zero():
         if held_out and overrides:
             raise ConfigError("The held-out pictures are those of the run's own dataset: leave out the overrides.")
-        join_processes("cuda" if torch.cuda.is_available() else "cpu")
+        init_process_group("cuda" if torch.cuda.is_available() else "cpu")
         model = Model.load(run)
-        with leader_first():
+        with rank_zero_first():
             dataset = held_out_of(run, trust=trust) if held_out else dataset_of(run, overrides or [], trust=trust)
         report = measure(model, dataset)
     path = out or run / ("held_out.json" if held_out else "metrics.json")
-    if leads():
+    if is_rank_zero():
         report.save(path)
         Console().print(report)
         typer.echo(f"Written to {path}.")

@@ -74,9 +74,9 @@ def _taken(path: Path) -> bool:
 
 
 def _is_gallery(thing: str) -> bool:
-    from kedge.files import is_address
+    from kedge.io import is_url
 
-    return is_address(thing) or Path(thing).expanduser().joinpath("gallery.json").is_file()
+    return is_url(thing) or Path(thing).expanduser().joinpath("gallery.json").is_file()
 
 
 def _gallery(thing: str, target: str) -> Gallery:

@@ -112,14 +112,14 @@ def _added(
 
 def _opened(path: str, source: Path | None, options: dict[str, Any]) -> Gallery:
     from kedge.errors import ConfigError
-    from kedge.files import is_address
     from kedge.gallery import Gallery
     from kedge.gallery.place import Place
+    from kedge.io import is_url
     from kedge.model import Model
 
     given = {name: value for name, value in options.items() if value is not None}
     here = Path(path).expanduser()
-    if is_address(path):
+    if is_url(path):
         missing = Place.of(path).read("gallery.json") is None
     else:
         path, missing = str(here), not here.exists() or (here.is_dir() and not any(here.iterdir()))

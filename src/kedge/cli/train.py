@@ -39,13 +39,13 @@ def train(
 
     kedge train trainer.devices=4                      four processes; also under torchrun
     """
+    from kedge.distributed import raise_on_rank_zero
     from kedge.errors import ConfigError
-    from kedge.processes import one_voice
     from kedge.training import Interrupted, resume_run
 
     arguments = list(context.args)
     try:
-        with one_voice():
+        with raise_on_rank_zero():
             if resume is None and trust:
                 raise ConfigError("--trust is for --resume: what you name yourself needs none, leave it out.")
             if resume is None:
@@ -66,8 +66,8 @@ def _start(arguments: list[str], folder: Path | None) -> None:
     from omegaconf import DictConfig
 
     from kedge.config.compose import quoted
+    from kedge.distributed import is_rank_zero, record_failure
     from kedge.errors import KedgeError
-    from kedge.processes import leads, record_failure
     from kedge.training import Interrupted, overrides_for, start_run
 
     if arguments and "=" not in arguments[0] and not arguments[0].startswith("-"):
@@ -85,7 +85,7 @@ def _start(arguments: list[str], folder: Path | None) -> None:
             start_run(config, place)
         except KedgeError as error:
             # Hydra would wrap it in a traceback of its own.
-            if leads():
+            if is_rank_zero():
                 typer.echo(f"kedge: {error}", err=True)
             record_failure(error)
             if isinstance(error, Interrupted):
@@ -117,8 +117,8 @@ def _check(arguments: list[str]) -> None:
 
 
 def _say_next(folder: Path) -> None:
-    from kedge.processes import leads
+    from kedge.distributed import is_rank_zero
 
     # Of several machines, one has the run.
-    if leads() and (folder / "model").exists():
+    if is_rank_zero() and (folder / "model").exists():
         typer.echo(f"Model in {folder / 'model'}. Measure it with: kedge evaluate {folder}")

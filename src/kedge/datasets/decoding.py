@@ -26,8 +26,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from kedge.datasets.base import Pictures
 from kedge.datasets.download import data_root
 from kedge.errors import DataError, PictureError
-from kedge.files import whole_file
 from kedge.images import Preprocessing, read_picture
+from kedge.io import atomic_write
 
 __all__ = ["Decoded", "check_room", "decode", "decode_each"]
 
@@ -97,7 +97,7 @@ def _write(array: Path, names: list[str], files: Sequence[Path], size: int) -> N
     shape = (len(files), 3, size, size)
     check_room(array.parent, shape)
     skipped: list[tuple[str, str]] = []
-    with whole_file(array) as stream:
+    with atomic_write(array) as stream:
         np.lib.format.write_array_header_1_0(stream, {"descr": "|u1", "fortran_order": False, "shape": shape})
         for name, pixels in zip(names, decode_each(files, size, read_picture), strict=True):
             if isinstance(pixels, str):
@@ -106,7 +106,7 @@ def _write(array: Path, names: list[str], files: Sequence[Path], size: int) -> N
             stream.write(pixels.data)
         # The notes first: an array under its final name is complete with all that belongs to it.
         notes = {"size": size, "files": names, "skipped": skipped}
-        with whole_file(array.with_suffix(".json")) as note:
+        with atomic_write(array.with_suffix(".json")) as note:
             note.write(json.dumps(notes, indent=1).encode())
 
 

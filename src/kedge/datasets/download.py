@@ -32,7 +32,7 @@ from rich.progress import (
 )
 
 from kedge.errors import DataError, DownloadError
-from kedge.files import whole_file
+from kedge.io import atomic_write
 
 __all__ = ["Source", "data_root", "extract", "fetch", "obtain", "read_lines", "without_downloads"]
 
@@ -109,7 +109,7 @@ def fetch(url: str, destination: str | Path, *, checksum: str) -> Path:
     by_hand = f"check the network, or put the file there by hand: {destination} ({checksum})"
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(destination) as stream:
+        with atomic_write(destination) as stream:
             _transfer(url, stream)
             if (found := _checksum(stream, checksum)) != checksum:
                 raise DownloadError(f"{url} arrived damaged (checksum {found}); {by_hand}.")

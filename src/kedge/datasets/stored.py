@@ -17,7 +17,7 @@ from kedge.datasets.download import data_root
 from kedge.datasets.sources import Label, Source
 from kedge.datasets.splits import hold_out
 from kedge.errors import ConfigError, DataError, PictureError
-from kedge.files import whole_file
+from kedge.io import atomic_write
 
 __all__ = ["keep", "stored"]
 
@@ -99,7 +99,7 @@ def _write(folder: Path, sources: list[Source], side: int, key: str | None) -> P
 
     coming = folder / f"{secrets.token_hex(8)}.npy"
     try:
-        with whole_file(coming) as stream:
+        with atomic_write(coming) as stream:
             np.lib.format.write_array_header_1_0(stream, {"descr": "|u1", "fortran_order": False, "shape": shape})
             for place, pixels in enumerate(decode_each(range(len(places)), side, read)):
                 if isinstance(pixels, str):
@@ -121,7 +121,7 @@ def _write(folder: Path, sources: list[Source], side: int, key: str | None) -> P
         digest.update(text.encode())
         array = folder / f"{key or digest.hexdigest()[:16]}.npy"
         # The notes first: an array under its final name is complete with all that belongs to it.
-        with whole_file(array.with_suffix(".json")) as note:
+        with atomic_write(array.with_suffix(".json")) as note:
             note.write(text.encode())
         return coming.replace(array)
     finally:

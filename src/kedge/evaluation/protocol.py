@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kedge.datasets import Dataset, Pictures, as_dataset, is_given
+from kedge.distributed import all_gather_rows, broadcast_object, shard_range, world_size
 from kedge.errors import ConfigError, DataError
 from kedge.evaluation.report import METRICS, Report
 from kedge.evaluation.routing import route
@@ -21,7 +22,6 @@ from kedge.metrics.distances import DEFAULT_MEMORY
 from kedge.metrics.inputs import Array
 from kedge.metrics.ranking import Rest
 from kedge.model import Model, embed_pictures
-from kedge.processes import agreed, gather_rows, own_share, process_count
 
 _BATCH = {"cpu": 256, "cuda": 2048}
 """Pictures embedded at a time."""
@@ -45,8 +45,8 @@ def evaluate_embeddings(
     (label lists) or of their own route (anchor lists). Several processes, which all have the same embeddings, rank a
     share of the queries each.
     """
-    shared = len(queries) >= process_count() > 1
-    share = own_share(len(queries)) if shared else range(len(queries))
+    shared = len(queries) >= world_size() > 1
+    share = shard_range(len(queries)) if shared else range(len(queries))
     own = slice(share.start, share.stop)
 
     def search(
@@ -140,24 +140,24 @@ def evaluate(model: Model, dataset: Any, *, batch_size: int | None = None, limit
     )
     ended = time.perf_counter()
     seconds = {"embedding": round(embedded - started, 2), "ranking": round(ended - embedded, 2)}
-    return replace(report, meta={**report.meta, "seconds": agreed(seconds)})
+    return replace(report, meta={**report.meta, "seconds": broadcast_object(seconds)})
 
 
 def _embedded(model: Model, pictures: Pictures, batch_size: int, title: str) -> tuple[Tensor, Tensor]:
     """Embeddings and routes of all pictures, of which each process makes a share: whole batches, where it can."""
-    shared = len(pictures) >= process_count() > 1
+    shared = len(pictures) >= world_size() > 1
     if shared:
-        share = own_share(len(pictures), whole=batch_size)
+        share = shard_range(len(pictures), whole=batch_size)
         pictures = pictures.subset(np.arange(share.start, share.stop))
     embeddings = embed_pictures(model.embed_pixels, pictures, batch_size=batch_size, title=title)
     routes = route(model, embeddings)
-    return (gather_rows(embeddings), gather_rows(routes)) if shared else (embeddings, routes)
+    return (all_gather_rows(embeddings), all_gather_rows(routes)) if shared else (embeddings, routes)
 
 
 def _of_all(ranking: Ranking) -> Ranking:
     """The scores of all processes' queries."""
-    precision = {k: gather_rows(values) for k, values in ranking.precision.items()}
-    return Ranking(gather_rows(ranking.average_precision), precision, gather_rows(ranking.relevant))
+    precision = {k: all_gather_rows(values) for k, values in ranking.precision.items()}
+    return Ranking(all_gather_rows(ranking.average_precision), precision, all_gather_rows(ranking.relevant))
 
 
 def _unit(embeddings: Array) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any, Self
 from rich.console import RenderableType
 
 from kedge.errors import DataError
-from kedge.files import whole_file
+from kedge.io import atomic_write
 
 METHODS = ("brute_force", "brute_force_cosine", "label_lists", "label_lists_rest_last", "anchor_lists")
 METRICS = ("mAP", "P@20", "P@100")
@@ -61,7 +61,7 @@ class Report:
         path = Path(path)
         text = json.dumps(self.to_json(), indent=2, ensure_ascii=False) + "\n"
         try:
-            with whole_file(path) as stream:
+            with atomic_write(path) as stream:
                 stream.write(text.encode())
         except OSError as error:
             raise DataError(f"The report cannot be saved as {path}: {error.strerror}.") from error

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from kedge.errors import ConfigError, GalleryError
-from kedge.files import whole_file
 from kedge.gallery.checksums import CHECKSUM, json_checksum
 from kedge.gallery.place import Place
+from kedge.io import atomic_write
 
 __all__ = ["Calibration", "fetch_calibration", "load_calibration", "save_calibration"]
 
@@ -47,7 +47,7 @@ class Calibration:
 def save_calibration(where: Place | Path, calibration: Calibration) -> None:
     """Keep it with the gallery."""
     place = Place.of(where)
-    with whole_file(place.folder / _FILE) as stream:
+    with atomic_write(place.folder / _FILE) as stream:
         values = asdict(calibration)
         stream.write(json.dumps({**values, CHECKSUM: json_checksum(values)}).encode())
     place.publish(_FILE)

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from kedge.errors import GalleryError
-from kedge.files import whole_file
+from kedge.io import atomic_write
 
 __all__ = [
     "CHECKSUM",
@@ -220,7 +220,7 @@ class FileChecksums:
             self._known |= {name: _of_file(self.folder / name) for name in names}
             self.inode = self.folder.stat().st_ino
             text = json.dumps({"inode": self.inode, "files": self._known}, indent=0)
-            with whole_file(self._file, at_once=False) as stream:
+            with atomic_write(self._file, at_once=False) as stream:
                 stream.write(sealed_text(text))
 
     def names(self) -> list[str]:

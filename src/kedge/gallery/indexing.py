@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kedge.errors import DataError
-from kedge.files import whole_file
 from kedge.gallery.adding import Added
 from kedge.gallery.gallery import Gallery
 from kedge.gallery.pictures import listed
+from kedge.io import atomic_write
 
 __all__ = ["UNREADABLE", "existing_folder", "index_folder", "tell_unreadable"]
 
@@ -57,6 +57,6 @@ def tell_unreadable(file: Path, unreadable: list[tuple[str, str]]) -> None:
     if not unreadable:
         file.unlink(missing_ok=True)
         return
-    with whole_file(file) as stream:
+    with atomic_write(file) as stream:
         for path, reason in unreadable:
             stream.write(f"{path}\t{reason}".replace("\n", "\\n").encode("utf-8", "surrogateescape") + b"\n")

@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kedge.errors import GalleryError
-from kedge.files import whole_file
 from kedge.gallery.anchor_index import ARRAYS as INDEX_ARRAYS
 from kedge.gallery.anchor_index import AnchorIndex
 from kedge.gallery.anchors import Anchors
@@ -28,6 +27,7 @@ from kedge.gallery.checksums import RowBlocks, block_checksums, sealed_text, uns
 from kedge.gallery.precision import PRECISIONS, Codes, Precision, described
 from kedge.gallery.record import Record, embeddings_of, require_valid
 from kedge.gallery.scan import Slice, measured_recall
+from kedge.io import atomic_write
 
 __all__ = ["Lists", "Opened", "open_lists", "write_lists"]
 
@@ -185,7 +185,7 @@ def write_lists(
         for file in folder.iterdir():
             with file.open("rb") as stream:
                 os.fsync(stream.fileno())
-        with whole_file(root / _CURRENT) as stream:
+        with atomic_write(root / _CURRENT) as stream:
             stream.write(folder.name.encode())
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)

@@ -11,7 +11,7 @@ import lance
 import pyarrow as pa
 
 from kedge.errors import GalleryError
-from kedge.files import Folder, is_address, whole_file
+from kedge.io import Folder, atomic_write, is_url
 
 __all__ = ["Place"]
 
@@ -35,7 +35,7 @@ class Place:
         """From a path, or an address such as `s3://bucket/pictures`."""
         if isinstance(where, Place):
             return where
-        if not is_address(str(where)):
+        if not is_url(str(where)):
             return cls(Path(where))
         address = str(where).rstrip("/")
         home = Path(os.environ.get("KEDGE_GALLERIES") or "~/.cache/kedge/galleries").expanduser()
@@ -88,7 +88,7 @@ class Place:
             file.unlink(missing_ok=True)
             return
         file.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(file) as stream:
+        with atomic_write(file) as stream:
             stream.write(content)
 
     def reserve(self, count: int, lowest: int = 0) -> int:
@@ -101,7 +101,7 @@ class Place:
             return self._reserve_there(count, lowest)
         counter = self.folder / _COUNTER
         first = max(lowest, _counted(counter))
-        with whole_file(counter) as stream:
+        with atomic_write(counter) as stream:
             stream.write(str(first + count).encode())
         return first
 

@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 
 from kedge.errors import ConfigError, DataError
-from kedge.files import whole_file
 from kedge.interop.carried import HOME, VECTOR, Carried, Rows, gathered, matrix, reading, vector_column
 from kedge.interop.parquet import read_parquet, write_parquet
+from kedge.io import atomic_write
 
 __all__ = ["beside", "read_faiss", "write_faiss"]
 
@@ -47,7 +47,7 @@ def write_faiss(final: Path, carried: Carried, rows: Rows, source: Path) -> None
 
     others = pa.schema([field for field in rows.schema if field.name != VECTOR])
     # The index gets its name last.
-    with whole_file(final) as stream, whole_file(beside(final)) as sidecar:
+    with atomic_write(final) as stream, atomic_write(beside(final)) as sidecar:
         write_parquet(sidecar, carried, Rows(others, rows.count, added), with_anchors=False)
         faiss.write_index(index, faiss.PyCallbackIOWriter(stream.write))
 

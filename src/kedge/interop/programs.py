@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from kedge.errors import ConfigError, KedgeError, ModelError
-from kedge.files import whole_file
+from kedge.io import atomic_write
 from kedge.model import Model
 
 __all__ = ["Network", "export_program"]
@@ -197,7 +197,7 @@ def checked_target(path: str | Path, suffix: str) -> Path:
 def write(target: Path, content: bytes) -> Path:
     """Write a file whole or not at all."""
     try:
-        with whole_file(target) as stream:
+        with atomic_write(target) as stream:
             stream.write(content)
     except OSError as error:
         raise KedgeError(f"{target} could not be written ({error.strerror or error}).") from error

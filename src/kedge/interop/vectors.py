@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from kedge.errors import ConfigError, DataError, GalleryError
-from kedge.files import is_address, whole_file
 from kedge.gallery import Gallery
 from kedge.gallery.folder import ListKind, taken
 from kedge.gallery.place import Place
@@ -21,6 +20,7 @@ from kedge.interop.faiss import beside, read_faiss, write_faiss
 from kedge.interop.incoming import centres_of, fill, fill_again, made
 from kedge.interop.outgoing import state_of
 from kedge.interop.parquet import read_parquet, write_parquet
+from kedge.io import atomic_write, is_url
 from kedge.model import Model
 
 __all__ = ["export_gallery", "import_gallery"]
@@ -49,7 +49,7 @@ def export_gallery(gallery: Gallery | str | Path, path: str | Path, *, overwrite
         if final.suffix == ".faiss":
             write_faiss(final, carried, rows, opened.path)
         else:
-            with whole_file(final) as stream:
+            with atomic_write(final) as stream:
                 if final.suffix == ".npz":
                     write_npz(stream, carried, rows, opened.path)
                 else:
@@ -141,6 +141,6 @@ def _read(source: Path, vectors: str | None) -> tuple[Rows, Carried | None, np.n
 
 
 def _local(name: str, path: str | Path) -> Path:
-    if is_address(str(path)):
+    if is_url(str(path)):
         raise ConfigError(f"{name} must be a path on this machine, found {path}: copy it from or to there.")
     return Path(path).expanduser().absolute()

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from kedge.files import whole_file
+from kedge.io import atomic_write
 from kedge.reproduce.cells import Verdict
 from kedge.reproduce.experiments import EXPERIMENTS, Choice, Experiment, Results
 from kedge.reproduce.figures import write_figure
@@ -63,7 +63,7 @@ def write_report(lines: Sequence[Line], out: Path, sources: Source) -> Path:
         sections += _section(experiment, lines, results, out, sources, verdicts)
     parts = [_OPENING, _machines(lines), verdicts.overview(), *sections]
     path = out / "results.md"
-    with whole_file(path) as stream:
+    with atomic_write(path) as stream:
         stream.write(("\n".join(parts).rstrip() + "\n").encode())
     return path
 

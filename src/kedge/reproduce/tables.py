@@ -19,7 +19,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from kedge.errors import ConfigError, DataError
-from kedge.files import whole_file
+from kedge.io import atomic_write
 from kedge.reproduce.cells import Cell, Unit, Verdict, printed_text
 from kedge.reproduce.escaping import for_latex, for_markdown
 from kedge.reproduce.latex import typeset
@@ -162,7 +162,7 @@ def write(table: Table, folder: str | Path) -> list[Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path, content in paths.items():
-            with whole_file(path) as stream:
+            with atomic_write(path) as stream:
                 stream.write(content.encode())
     except OSError as error:
         raise DataError(f"Table {table.name} cannot be written to {folder}: {error.strerror}.") from error

@@ -10,7 +10,7 @@ from typing import Any
 
 from lance.fragment import FragmentMetadata
 
-from kedge.files import Folder
+from kedge.io import Folder
 
 __all__ = ["Entry", "Journal"]
 

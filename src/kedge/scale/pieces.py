@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kedge.files import place_of
 from kedge.gallery.pictures import Known, Read, is_text, read_content, read_file
 from kedge.images import Preprocessing
+from kedge.io import filesystem_of
 
 __all__ = ["CHUNK", "FilePiece", "Item", "ParquetPiece", "Piece", "Sample", "TarPiece"]
 
@@ -85,7 +85,7 @@ class ParquetPiece(Piece):
         """Read a few rows at a time, however large the group is."""
         import pyarrow.parquet as pq
 
-        system, path = place_of(self.file)
+        system, path = filesystem_of(self.file)
         paths = iter(self.paths)
         with system.open_input_file(path) as stream:
             for batch in pq.ParquetFile(stream).iter_batches(CHUNK, row_groups=[self.group], columns=self.columns):
@@ -119,7 +119,7 @@ class TarPiece(Piece):
 
     def items(self) -> Iterator[Item]:
         """Each is read from its place, wherever in the shard that is."""
-        system, path = place_of(self.file)
+        system, path = filesystem_of(self.file)
         with system.open_input_file(path) as stream:
             for name, sample in zip(self.paths, self.samples, strict=True):
                 label = None

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from kedge.files import Folder
 from kedge.gallery import Gallery
 from kedge.gallery.anchors import Anchors
 from kedge.gallery.place import Place
+from kedge.io import Folder
 
 __all__ = ["Routes", "indexed", "place_of_all", "record_at"]
 

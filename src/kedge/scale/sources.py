@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 from pyarrow.fs import FileSelector, FileType
 
 from kedge.errors import ConfigError, DataError
-from kedge.files import is_address, place_of
 from kedge.gallery.pictures import listed
 from kedge.gallery.record import COLUMNS
 from kedge.images import EXTENSIONS
+from kedge.io import filesystem_of, is_url
 from kedge.scale.pieces import CHUNK, FilePiece, ParquetPiece, Piece, Sample, TarPiece
 
 __all__ = ["Listing", "list_source"]
@@ -44,7 +44,7 @@ def list_source(source: str | Path | Sequence[str | Path]) -> Listing:
     """The pictures of a source."""
     if not isinstance(source, (str, Path)):
         return Listing(_files(source))
-    name = str(source) if is_address(str(source)) else str(Path(source).expanduser())
+    name = str(source) if is_url(str(source)) else str(Path(source).expanduser())
     found = _found(name)
     if isinstance(found, Path):
         return Listing(_files(found))
@@ -62,15 +62,15 @@ def list_source(source: str | Path | Sequence[str | Path]) -> Listing:
 
 def _found(name: str) -> Path | list[str]:
     """A local folder or picture, or else the files there are."""
-    system, path = place_of(name)
+    system, path = filesystem_of(name)
     info = system.get_file_info(path)
     if info.type == FileType.NotFound:
         raise DataError(f"{name} is not there: give a folder of pictures, or files that name or hold them.")
     if info.type == FileType.File:
-        local = not is_address(name)
+        local = not is_url(name)
         return Path(name) if local and Path(name).suffix.lower() in EXTENSIONS else [name]
     inside = [one.path for one in system.get_file_info(FileSelector(path)) if one.type == FileType.File]
-    if is_address(name):
+    if is_url(name):
         return sorted(f"{name.rstrip('/')}/{PurePosixPath(one).name}" for one in inside)
     shards = sorted(one for one in inside if one.lower().endswith((".parquet", ".tar")))
     return shards if shards and not listed(name, None)[0] else Path(name)
@@ -109,7 +109,7 @@ def _parquet(files: Sequence[str]) -> Listing:
 
 def _footer(file: str) -> tuple[pa.Schema, list[int], list[str] | None]:
     """Columns, rows of each group and, if they have any, the paths of a Parquet file."""
-    system, path = place_of(file)
+    system, path = filesystem_of(file)
     try:
         with system.open_input_file(path) as stream:
             opened = pq.ParquetFile(stream)
@@ -176,7 +176,7 @@ def _samples(file: str) -> list[tuple[str, Sample]]:
 
 
 def _members(file: str) -> Iterator[tarfile.TarInfo]:
-    system, path = place_of(file)
+    system, path = filesystem_of(file)
     with system.open_input_file(path) as stream:
         try:
             with tarfile.open(fileobj=stream, mode="r:") as shard:

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from kedge.errors import ConfigError, PictureError
-from kedge.files import whole_file
 from kedge.gallery import Gallery, Result
 from kedge.gallery.calibration import load_calibration
 from kedge.gallery.gallery import Method
+from kedge.io import atomic_write
 from kedge.serving.batching import Gate, SharedEncoder
 from kedge.serving.catalogue import UPLOADS, Catalogue
 from kedge.serving.decoding import Decoders
@@ -201,7 +201,7 @@ class Service:
         file = gallery.path / UPLOADS / digest
         file.parent.mkdir(exist_ok=True)
         is_new = not file.exists()
-        with whole_file(file) as stream:
+        with atomic_write(file) as stream:
             stream.write(content)
         try:
             added = gallery.add([file], [label])

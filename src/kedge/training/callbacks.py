@@ -16,8 +16,8 @@ from lightning.pytorch.callbacks import Callback, Checkpoint
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from kedge.files import whole_file
-from kedge.processes import agreed
+from kedge.distributed import broadcast_object
+from kedge.io import atomic_write
 from kedge.training.averaging import Averaging
 from kedge.training.module import CHOICE, RetrievalTraining
 
@@ -42,7 +42,7 @@ class WholeCheckpoints(TorchCheckpointIO):
         buffer = io.BytesIO()
         torch.save(checkpoint, buffer)
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(Path(path)) as stream:
+        with atomic_write(Path(path)) as stream:
             stream.write(buffer.getbuffer())
 
 
@@ -82,7 +82,7 @@ class BestAndLast(Checkpoint):
         elif final:
             self._keep(trainer.current_epoch, pl_module)
         started = time.monotonic()
-        if not agreed(final or started >= self._next):
+        if not broadcast_object(final or started >= self._next):
             return
         if self._waiting:
             trainer.strategy.save_checkpoint(self._kept, self.folder / BEST)
@@ -173,7 +173,7 @@ class History(Callback):
         writer.writeheader()
         writer.writerows(self._rows)
         # A checkpoint holds the rows too: there is no need to wait for the disk.
-        with whole_file(self.path, at_once=False) as stream:
+        with atomic_write(self.path, at_once=False) as stream:
             stream.write(table.getvalue().encode())
 
 

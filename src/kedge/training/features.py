@@ -11,11 +11,11 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from kedge.datasets import Pictures
+from kedge.distributed import all_gather_rows, broadcast_object, is_rank_zero, shard_range, world_size
 from kedge.encoders import Encoder
-from kedge.files import whole_file
 from kedge.images import Preprocessing
+from kedge.io import atomic_write
 from kedge.model import embed_pictures
-from kedge.processes import agreed, gather_rows, leads, own_share, process_count
 from kedge.training.data import Features
 
 __all__ = ["cached_features", "class_means"]
@@ -30,7 +30,7 @@ def cached_features(
 
     Several processes compute a share each; the leader writes.
     """
-    if agreed(path.exists()):
+    if broadcast_object(path.exists()):
         values = load_file(path)["features"]
     else:
         encoder.to(device).eval()
@@ -38,14 +38,14 @@ def cached_features(
         def embed(pixels: Tensor) -> Tensor:
             return encoder.features(preprocessing.normalise(pixels.to(device)), mirror=preprocessing.mirror)
 
-        share = own_share(len(pictures), whole=_BATCH)
-        own = pictures if process_count() == 1 else pictures.subset(np.arange(share.start, share.stop))
+        share = shard_range(len(pictures), whole=_BATCH)
+        own = pictures if world_size() == 1 else pictures.subset(np.arange(share.start, share.stop))
         # Out of inference mode: features are trained on.
-        values = gather_rows(embed_pictures(embed, own, batch_size=_BATCH)).cpu().clone()
+        values = all_gather_rows(embed_pictures(embed, own, batch_size=_BATCH)).cpu().clone()
         encoder.train()  # as it is in a run that finds its features
-        if leads():
+        if is_rank_zero():
             path.parent.mkdir(exist_ok=True)
-            with whole_file(path) as stream:
+            with atomic_write(path) as stream:
                 stream.write(save({"features": values}))
     return Features(values, torch.from_numpy(pictures.labels))
 

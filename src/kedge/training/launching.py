@@ -35,7 +35,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _ELASTIC = "torch.distributed.elastic"
 _PARTING = 20
 # How processes die of another's death: it aborts in a broken connection, or the launcher ends it.
-_AFTERMATH = {signal.SIGABRT: 1, signal.SIGTERM: 2}
+_AFTERMATH: dict[int, int] = {signal.SIGABRT: 1, signal.SIGTERM: 2}
 """Seconds for a process to end when it is asked to."""
 
 

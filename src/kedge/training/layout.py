@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from kedge.distributed import global_rank, is_torchrun, world_size
 from kedge.errors import ConfigError
-from kedge.processes import process_count, process_rank, started_together
 from kedge.training.settings import Settings
 
 __all__ = ["ALONE", "Layout", "device_of", "layout_of"]
@@ -63,12 +63,12 @@ ALONE = Layout()
 def layout_of(settings: Settings, *, resumed: bool = False) -> Layout:
     """What the settings ask for or, under torchrun, what that has started."""
     trainer = settings.trainer
-    if process_count() > 1 and not started_together():
-        raise ConfigError(f"{process_count()} processes of another kind are at work: start them with torchrun.")
+    if world_size() > 1 and not is_torchrun():
+        raise ConfigError(f"{world_size()} processes of another kind are at work: start them with torchrun.")
     device = device_of(trainer.accelerator)
     there = torch.cuda.device_count() if device.type == "cuda" else 1
     wanted = there if isinstance(trainer.devices, str) else trainer.devices
-    if started_together():
+    if is_torchrun():
         started = int(os.environ["LOCAL_WORLD_SIZE"])
         if not resumed and trainer.devices not in ("auto", 1, started):
             raise ConfigError(f"torchrun started {started} processes on this machine, but trainer.devices={wanted}.")
@@ -77,7 +77,7 @@ def layout_of(settings: Settings, *, resumed: bool = False) -> Layout:
         nodes = trainer.num_nodes
     if device.type == "cuda" and wanted > there:
         raise ConfigError(f"trainer.devices={wanted}, but this machine has {there} GPUs.")
-    found = Layout(wanted, nodes, trainer.accumulate, process_rank())
+    found = Layout(wanted, nodes, trainer.accumulate, global_rank())
     found.check(settings.recipe.batch_size)
     return found
 

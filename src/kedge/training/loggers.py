@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from kedge.config.compose import CONFIG
 from kedge.encoders.network import reach
 from kedge.errors import ConfigError
-from kedge.files import whole_file
+from kedge.io import atomic_write
 from kedge.training.settings import CSV, Loggers, MLflow, TensorBoard, WandB
 
 __all__ = ["check_loggers", "open_loggers"]
@@ -65,7 +65,7 @@ def open_loggers(wanted: Loggers, folder: Path) -> list[Logger]:
         opened.append(logger)
         known[name] = number
     if known:
-        with whole_file(folder / _KNOWN) as stream:
+        with atomic_write(folder / _KNOWN) as stream:
             stream.write((json.dumps(known) + "\n").encode())
     return opened
 

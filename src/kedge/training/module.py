@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
 
+from kedge.distributed import all_gather_rows, all_reduce_mean_
 from kedge.errors import TrainingError
 from kedge.losses import RetrievalLoss
 from kedge.losses.base import in_full_precision
 from kedge.metrics import rank_relevant
-from kedge.processes import average_over_processes_, gather_rows
 from kedge.training.compiling import Fast, Forward
 from kedge.training.data import Batch, seed_of
 from kedge.training.layout import ALONE, Layout
@@ -165,7 +165,7 @@ class RetrievalTraining(L.LightningModule):
             self._climb.ascend([weight.grad for weight in weights])
         else:
             slopes = torch.autograd.grad(found.loss, weights, allow_unused=True)
-            average_over_processes_([slope for slope in slopes if slope is not None])
+            all_reduce_mean_([slope for slope in slopes if slope is not None])
             self._climb.ascend(slopes)
         return self._forward[0](inputs, labels, draws)
 
@@ -174,13 +174,13 @@ class RetrievalTraining(L.LightningModule):
         if self._climb.up:
             self._climb.descend()
         if self.layout.processes > 1:
-            average_over_processes_(_unshared_statistics(self.network))
+            all_reduce_mean_(_unshared_statistics(self.network))
 
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
         """An epoch's means are those of all processes."""
         del outputs, batch, batch_idx
         if self.layout.processes > 1 and self.trainer.is_last_batch and self._totals is not None:
-            average_over_processes_([self._totals])
+            all_reduce_mean_([self._totals])
             self._means = (0, {})
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
@@ -369,7 +369,7 @@ class RetrievalTraining(L.LightningModule):
 
 def _join(batches: list[Batch]) -> Batch:
     found, labels = torch.cat([values for values, _ in batches]), torch.cat([labels for _, labels in batches])
-    return gather_rows(found), gather_rows(labels)
+    return all_gather_rows(found), all_gather_rows(labels)
 
 
 def _unshared_statistics(network: nn.Module) -> list[Tensor]:

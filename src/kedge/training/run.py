@@ -21,13 +21,13 @@ from torch import Tensor
 
 from kedge.config.compose import CONFIG, DATASET, build, build_dataset, build_loss, load_config, loss_heads
 from kedge.datasets import Dataset, divide
+from kedge.distributed import broadcast_object, init_process_group, is_rank_zero, is_torchrun, rank_zero_first
 from kedge.encoders import Encoder, published_settings
 from kedge.errors import ConfigError, DataError
 from kedge.images import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from kedge.losses import RetrievalLoss
 from kedge.model import Model
 from kedge.model.folder import described
-from kedge.processes import agreed, join_processes, leader_first, leads, started_together
 from kedge.training.callbacks import BEST, KEPT, LAST
 from kedge.training.compiling import AUTO, compiled
 from kedge.training.data import Examples, Resident, TrainingData, fits_on
@@ -81,7 +81,7 @@ def _run(config: Any, folder: Path, *, resume: bool) -> Model:
     settings = Settings.from_config(config)
     check_loggers(settings.logger)
     layout = layout_of(settings, resumed=resume)
-    if layout.processes == 1 or started_together():
+    if layout.processes == 1 or is_torchrun():
         return run_here(config, folder, layout, resume=resume)[1]
     _refuse_to_write_over(folder, resume)
     found = launch(config, folder, layout, resume=resume)
@@ -90,14 +90,14 @@ def _run(config: Any, folder: Path, *, resume: bool) -> Model:
 
 def run_here(config: DictConfig, folder: Path, layout: Layout, *, resume: bool) -> tuple[Path, Model]:
     """Train in this process, alone or as one of several; returns the run's folder, which is the leader's, and model."""
-    join_processes(device_of(config.trainer.accelerator).type)
-    _console.quiet = not leads()
+    init_process_group(device_of(config.trainer.accelerator).type)
+    _console.quiet = not is_rank_zero()
     folder = _shared(folder)
     _refuse_to_write_over(folder, resume)
     with told(folder):
-        with leader_first():
+        with rank_zero_first():
             run = _reopened(config, folder, layout) if resume else _Run(config, folder, layout)
-        if not resume and leads():
+        if not resume and is_rank_zero():
             # Only now: what cannot be started leaves no folder behind.
             folder.mkdir(parents=True, exist_ok=True)
             known = {"name": run.dataset.name, "fingerprint": run.dataset.fingerprint()}
@@ -108,7 +108,7 @@ def run_here(config: DictConfig, folder: Path, layout: Layout, *, resume: bool) 
 
 def _shared(folder: Path) -> Path:
     """The leader's folder: under torchrun, a name with the time in it may differ from process to process."""
-    found = Path(agreed(str(folder.resolve())))
+    found = Path(broadcast_object(str(folder.resolve())))
     if found != folder.resolve():
         with contextlib.suppress(OSError):
             folder.rmdir()  # empty, as Hydra made it
@@ -117,7 +117,7 @@ def _shared(folder: Path) -> Path:
 
 
 def _refuse_to_write_over(folder: Path, resume: bool) -> None:
-    if not resume and agreed((folder / CONFIG).exists()):
+    if not resume and broadcast_object((folder / CONFIG).exists()):
         raise ConfigError(f"{folder} already holds a run: resume it with kedge train --resume {folder}.")
 
 
@@ -140,7 +140,7 @@ class _Run:
         self.precision = precision_on(self.device, self.settings.trainer.precision)
         L.seed_everything(self.settings.seed, verbose=False)
         # What its loader warns of, the leader tells.
-        with contextlib.nullcontext() if leads() else contextlib.redirect_stderr(None):
+        with contextlib.nullcontext() if is_rank_zero() else contextlib.redirect_stderr(None):
             self.dataset: Dataset = build_dataset(config.dataset)
         self.pictures, self.held_out = divide(self.dataset.train, self.split.holdout, self.split.shots, self.split.seed)
         published = self._published.get("input_size") if self.recipe.freeze else None
@@ -236,7 +236,7 @@ class _Run:
 
     def _report(self) -> None:
         """What the user should know before the run starts."""
-        if not leads():
+        if not is_rank_zero():
             return
         if self.dataset.skipped:
             path = self.folder / "skipped.txt"
@@ -375,8 +375,8 @@ class _Run:
             raise
 
     def _finish(self, module: RetrievalTraining) -> Model:
-        with leader_first():
-            if not leads():
+        with rank_zero_first():
+            if not is_rank_zero():
                 return Model.load(self.folder / "model").to(self.device)
             model = self._model(self.folder / BEST, module)
             model.save(self.folder / "model")

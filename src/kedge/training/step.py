@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from kedge.distributed import all_gather_rows, all_gather_with_grad
 from kedge.images import Mixing
 from kedge.losses import RetrievalLoss
 from kedge.losses.base import in_full_precision
-from kedge.processes import gather_rows, gather_with_gradient
 from kedge.training.chance import OwnChance
 
 __all__ = ["Draws", "Outcome", "Prepare", "Step"]
@@ -127,9 +127,9 @@ class Step(nn.Module):
         others, weights = (labels[mixed[0]], mixed[1]) if mixed else (None, None)
         if self.gathers:
             # Summed on the way back, where the trainer averages over processes: the gradient of the whole batch.
-            embeddings = gather_with_gradient(in_full_precision(embeddings))
-            labels = gather_rows(labels)
-            others, weights = (None if one is None else gather_rows(one) for one in (others, weights))
+            embeddings = all_gather_with_grad(in_full_precision(embeddings))
+            labels = all_gather_rows(labels)
+            others, weights = (None if one is None else all_gather_rows(one) for one in (others, weights))
         if others is None or weights is None:
             return self.loss.components(embeddings, labels)
         return self.loss.mixed_components(embeddings, labels, others, weights)

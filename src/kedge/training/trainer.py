@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.strategies import DDPStrategy
 from rich.console import Console
 
-from kedge.processes import leads
+from kedge.distributed import is_rank_zero
 from kedge.training.averaging import Averaging
 from kedge.training.callbacks import BestAndLast, History, TrainingProgress, WholeCheckpoints
 from kedge.training.compiling import use_repeatable_kernels
@@ -54,7 +54,7 @@ def make_trainer(
     use_repeatable_kernels()
     averaging = Averaging(settings.recipe.averaging) if settings.recipe.averaging else None
     callbacks: list[Callback] = [averaging] if averaging else []
-    if leads():
+    if is_rank_zero():
         callbacks += [TrainingProgress(console), History(folder / "history.csv")]
     callbacks.append(BestAndLast(folder, averaging, keep_every=wanted.keep_every))
     plugins: list[Any] = [WholeCheckpoints()]
@@ -78,7 +78,7 @@ def make_trainer(
         accumulate_grad_batches=wanted.accumulate,
         callbacks=callbacks,
         plugins=plugins,
-        logger=open_loggers(settings.logger, folder) if leads() else [],
+        logger=open_loggers(settings.logger, folder) if is_rank_zero() else [],
         default_root_dir=folder,
         enable_progress_bar=False,
         enable_model_summary=False,
@@ -106,7 +106,7 @@ def quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         for message in _BESIDE_THE_POINT:
             warnings.filterwarnings("ignore", message=message)
-        if not leads():
+        if not is_rank_zero():
             warnings.simplefilter("ignore")
         try:
             yield

@@ -10,7 +10,7 @@ import threading
 import time
 from pathlib import Path
 
-from kedge.processes import record_failure
+from kedge.distributed import record_failure
 
 
 def main(place: Path) -> None:

@@ -10,8 +10,8 @@ import torch
 
 from kedge import Model, evaluate
 from kedge.config.compose import dataset_of
+from kedge.distributed import global_rank, init_process_group
 from kedge.evaluation import Report, evaluate_embeddings
-from kedge.processes import join_processes, process_rank
 
 
 def on_embeddings(count: int) -> Report:
@@ -32,7 +32,7 @@ def on_embeddings(count: int) -> Report:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    join_processes("cpu")
+    init_process_group("cpu")
     run, out = map(Path, sys.argv[1:])
     model, dataset = Model.load(run, device="cpu"), dataset_of(run)
     reports = {
@@ -43,4 +43,4 @@ if __name__ == "__main__":
         **{f"{count} embeddings": on_embeddings(count) for count in (1, 2, 37)},
     }
     out.mkdir(exist_ok=True)
-    (out / f"{process_rank()}.json").write_text(json.dumps({name: one.to_json() for name, one in reports.items()}))
+    (out / f"{global_rank()}.json").write_text(json.dumps({name: one.to_json() for name, one in reports.items()}))

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from kedge.config.compose import compose
+from kedge.distributed import global_rank, world_size
 from kedge.encoders import encoder as encoders
 from kedge.encoders.backbones import Backbone
 from kedge.errors import KedgeError
-from kedge.processes import process_count, process_rank
 from kedge.training import start_run
 from kedge.training.module import RetrievalTraining
 
@@ -49,7 +49,7 @@ def run_all(cases: dict[str, Sequence[str]], out: Path) -> None:
     def stops(self: RetrievalTraining) -> None:
         real(self)
         self.stopped = self.current_epoch == stop_at
-        if self.current_epoch == break_at and process_rank() == process_count() - 1:
+        if self.current_epoch == break_at and global_rank() == world_size() - 1:
             with torch.no_grad():
                 next(self.network.parameters()).fill_(torch.nan)
 
@@ -66,7 +66,7 @@ def run_all(cases: dict[str, Sequence[str]], out: Path) -> None:
             found[name] = f"{type(error).__name__}: {error}"
         else:
             found[name] = dict(state)
-    torch.save(found, out / f"found-{process_rank()}.pt")
+    torch.save(found, out / f"found-{global_rank()}.pt")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from kedge.files import whole_file
+from kedge.io import atomic_write
 
 __all__ = ["Case", "Timing", "recall", "remember"]
 
@@ -81,7 +81,7 @@ def remember(case: Case, timings: Mapping[str, Timing]) -> None:
     content = {"case": case.about(), "timings": {name: asdict(one) for name, one in timings.items()}}
     try:
         case.file.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(case.file, at_once=False) as stream:
+        with atomic_write(case.file, at_once=False) as stream:
             stream.write(json.dumps(content, indent=1).encode())
     except OSError:
         pass

@@ -7,7 +7,7 @@ from pathlib import Path
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from kedge.files import whole_file
+from kedge.io import atomic_write
 
 __all__ = ["write_figure"]
 
@@ -23,7 +23,7 @@ def write_figure(figure: Figure, folder: Path, name: str) -> list[Path]:
     written = []
     for kind, (dpi, metadata) in kinds.items():
         final = folder / f"{name}.{kind}"
-        with rc_context({"svg.hashsalt": "kedge"}), whole_file(final) as stream:
+        with rc_context({"svg.hashsalt": "kedge"}), atomic_write(final) as stream:
             figure.savefig(stream, format=kind, dpi=dpi, metadata=metadata)
         written.append(final)
     return written

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Folder", "is_address", "place_of", "whole_file"]
+__all__ = ["Folder", "atomic_write", "filesystem_of", "is_url"]
 
 
 @contextmanager
-def whole_file(final: Path, *, at_once: bool = True) -> Iterator[io.BufferedRandom]:
+def atomic_write(final: Path, *, at_once: bool = True) -> Iterator[io.BufferedRandom]:
     """A stream to write; the file gets its name when the block ends well, and vanishes otherwise.
 
     Unless it may reach the disk later than `at_once`, it outlives a power cut from then on.
@@ -32,16 +32,16 @@ def whole_file(final: Path, *, at_once: bool = True) -> Iterator[io.BufferedRand
         part.unlink(missing_ok=True)
 
 
-def is_address(source: str) -> bool:
+def is_url(source: str) -> bool:
     """Whether this is no path of this machine."""
     return "://" in source
 
 
-def place_of(source: str) -> tuple[Any, str]:
+def filesystem_of(source: str) -> tuple[Any, str]:
     """The file system behind a path or an address, and the path there."""
     from pyarrow.fs import FileSystem, LocalFileSystem
 
-    if is_address(source):
+    if is_url(source):
         server = os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT")
         if server and source.startswith("s3://"):
             # Arrow would look for another server than Amazon's only once, when it is loaded.
@@ -62,7 +62,7 @@ class Folder:
 
     def read(self, name: str) -> bytes | None:
         """What a file holds; None if it is not there."""
-        system, root = place_of(self.root)
+        system, root = filesystem_of(self.root)
         try:
             with system.open_input_stream(f"{root}/{name}") as stream:
                 content: bytes = stream.read()
@@ -72,7 +72,7 @@ class Folder:
 
     def write(self, name: str, content: bytes) -> None:
         """Write a file, in place of the one that is there."""
-        system, root = place_of(self.root)
+        system, root = filesystem_of(self.root)
         final = f"{root}/{name}"
         system.create_dir(final.rpartition("/")[0], recursive=True)
         # On a disk a name is given at the end; an object store shows nothing before that anyway.
@@ -86,7 +86,7 @@ class Folder:
         """The names of the files in a folder, sorted; none if it is not there."""
         from pyarrow.fs import FileSelector, FileType
 
-        system, root = place_of(self.root)
+        system, root = filesystem_of(self.root)
         found = system.get_file_info(FileSelector(f"{root}/{folder}", allow_not_found=True))
         return sorted(one.base_name for one in found if one.type == FileType.File)
 
@@ -94,11 +94,11 @@ class Folder:
         """Remove a folder, if it is there."""
         from pyarrow.fs import FileType
 
-        system, root = place_of(self.root)
+        system, root = filesystem_of(self.root)
         if system.get_file_info(f"{root}/{folder}").type == FileType.Directory:
             system.delete_dir(f"{root}/{folder}")
 
     def remove_file(self, name: str) -> None:
         """Remove a file."""
-        system, root = place_of(self.root)
+        system, root = filesystem_of(self.root)
         system.delete_file(f"{root}/{name}")

@@ -16,19 +16,19 @@ from torch import Tensor
 from kedge.errors import KedgeError
 
 __all__ = [
-    "agreed",
-    "average_over_processes_",
-    "gather_rows",
-    "gather_with_gradient",
-    "join_processes",
-    "leader_first",
-    "leads",
-    "one_voice",
-    "own_share",
-    "process_count",
-    "process_rank",
+    "all_gather_rows",
+    "all_gather_with_grad",
+    "all_reduce_mean_",
+    "broadcast_object",
+    "global_rank",
+    "init_process_group",
+    "is_rank_zero",
+    "is_torchrun",
+    "raise_on_rank_zero",
+    "rank_zero_first",
     "record_failure",
-    "started_together",
+    "shard_range",
+    "world_size",
 ]
 
 T = TypeVar("T")
@@ -39,14 +39,14 @@ _PATIENCE = timedelta(days=7)
 """So long others wait for what the leader does alone, such as decoding a dataset."""
 
 
-def started_together() -> bool:
+def is_torchrun() -> bool:
     """Whether torchrun, or something like it, started this process as one of several."""
     return all(name in os.environ for name in _NAMES) and int(os.environ["WORLD_SIZE"]) > 1
 
 
-def join_processes(device: str) -> None:
+def init_process_group(device: str) -> None:
     """Meet the others, if this process was started as one of several; on GPUs, take the one that is ours."""
-    if not started_together() or dist.is_initialized():
+    if not is_torchrun() or dist.is_initialized():
         return
     if device == "cuda":
         own = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
@@ -56,37 +56,37 @@ def join_processes(device: str) -> None:
         dist.init_process_group("gloo")
 
 
-def process_count() -> int:
+def world_size() -> int:
     """How many processes work together."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
-def process_rank() -> int:
+def global_rank() -> int:
     """Our number among them, from 0."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank()
-    return int(os.environ["RANK"]) if started_together() else 0
+    return int(os.environ["RANK"]) if is_torchrun() else 0
 
 
-def leads() -> bool:
+def is_rank_zero() -> bool:
     """Whether this is the process that writes and speaks for all."""
-    return process_rank() == 0
+    return global_rank() == 0
 
 
-def own_share(size: int, *, whole: int = 1) -> range:
+def shard_range(size: int, *, whole: int = 1) -> range:
     """Our rows of so many: in the order of ranks, cut at multiples of `whole` where there are enough of them."""
-    unit = whole if -(-size // whole) >= process_count() else 1
+    unit = whole if -(-size // whole) >= world_size() else 1
     units = -(-size // unit)
-    start, stop = (min(size, unit * (units * one // process_count())) for one in (process_rank(), process_rank() + 1))
+    start, stop = (min(size, unit * (units * one // world_size())) for one in (global_rank(), global_rank() + 1))
     return range(start, stop)
 
 
-def gather_rows(values: Tensor) -> Tensor:
+def all_gather_rows(values: Tensor) -> Tensor:
     """The rows of all processes, which may have different numbers of them, in the order of ranks."""
-    if process_count() == 1:
+    if world_size() == 1:
         return values
     own = torch.tensor([len(values)], device=values.device)
-    sizes = [torch.zeros_like(own) for _ in range(process_count())]
+    sizes = [torch.zeros_like(own) for _ in range(world_size())]
     dist.all_gather(sizes, own)
     lengths = [int(size) for size in sizes]
     padded = values.new_zeros(max(lengths), *values.shape[1:])
@@ -96,7 +96,7 @@ def gather_rows(values: Tensor) -> Tensor:
     return torch.cat([part[:length] for part, length in zip(parts, lengths, strict=True)])
 
 
-def gather_with_gradient(values: Tensor) -> Tensor:
+def all_gather_with_grad(values: Tensor) -> Tensor:
     """The rows of all processes, as many from each; a gradient finds its way back, summed over the processes."""
     import torch.distributed.nn.functional as collective
 
@@ -104,20 +104,20 @@ def gather_with_gradient(values: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def average_over_processes_(values: Sequence[Tensor]) -> None:
+def all_reduce_mean_(values: Sequence[Tensor]) -> None:
     """Put the mean over all processes in the place of each value."""
-    if process_count() == 1 or not values:
+    if world_size() == 1 or not values:
         return
     together = torch.cat([value.reshape(-1) for value in values])
     dist.all_reduce(together)
-    together /= process_count()
+    together /= world_size()
     means = torch.split(together, [value.numel() for value in values])
     torch._foreach_copy_(list(values), [mean.view_as(value) for mean, value in zip(means, values, strict=True)])
 
 
-def agreed(value: T) -> T:
+def broadcast_object(value: T) -> T:
     """What the leader says."""
-    if process_count() == 1:
+    if world_size() == 1:
         return value
     said = [value]
     dist.broadcast_object_list(said, src=0, group=_patient(dist.group.WORLD))
@@ -125,24 +125,24 @@ def agreed(value: T) -> T:
 
 
 @contextmanager
-def leader_first() -> Iterator[None]:
+def rank_zero_first() -> Iterator[None]:
     """The leader goes through the block first, so that the others find what it downloads or writes."""
-    if not leads():
+    if not is_rank_zero():
         _wait()
     try:
         yield
     finally:
-        if leads():  # also where it fails: the others then meet the same
+        if is_rank_zero():  # also where it fails: the others then meet the same
             _wait()
 
 
 @contextmanager
-def one_voice() -> Iterator[None]:
+def raise_on_rank_zero() -> Iterator[None]:
     """What all processes refuse is told once: the leader raises, from the others only torchrun hears."""
     try:
         yield
     except KedgeError as error:
-        if leads():
+        if is_rank_zero():
             raise
         record_failure(error)
         raise SystemExit(2) from None
@@ -157,7 +157,7 @@ def record_failure(error: BaseException) -> None:
 
 
 def _wait() -> None:
-    if process_count() > 1:
+    if world_size() > 1:
         dist.barrier(group=_patient(dist.group.WORLD))
 
 

@@ -1,0 +1,27 @@
+"""The two Rich consoles: standard output for results, standard error for progress and messages."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["stderr", "stdout"]
+
+
+@cache
+def stdout() -> Console:
+    """Console for results."""
+    from rich.console import Console
+
+    return Console()
+
+
+@cache
+def stderr() -> Console:
+    """Console for progress and messages, which prints text as it is."""
+    from rich.console import Console
+
+    return Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
