@@ -78,10 +78,10 @@ def keep(curve: dict[str, dict[int, float]], at: int, found: dict[str, float]) -
 def searched(size: int, classes: int) -> dict[str, float]:
     """Milliseconds of one query in a gallery on disk."""
     from kedge import Gallery
-    from kedge.losses.anchors import start_anchors
+    from kedge.losses.anchors import init_anchors
 
     chance = np.random.default_rng(0)
-    anchors = start_anchors(classes, DIM).numpy()
+    anchors = init_anchors(classes, DIM).numpy()
 
     def around(labels: np.ndarray) -> np.ndarray:
         noise = chance.standard_normal((len(labels), DIM), np.float32) * np.float32(1 / math.sqrt(DIM))

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from kedge.losses.anchors import start_anchors
+from kedge.losses.anchors import init_anchors
 from kedge.reproduce.machine import describe
 from rivals import SEED, Around, Data, FaissLists, K, Lance, System, Worker, build, in_child, recall
 from search import Ours, drop, files, say
@@ -136,7 +136,7 @@ def draw(data: Data, count: int) -> None:
     import faiss
 
     chance = np.random.default_rng(SEED)
-    anchors = start_anchors(ANCHORS, DIM).numpy()
+    anchors = init_anchors(ANCHORS, DIM).numpy()
     around = Around(anchors, chance, latent=LATENT, spread=SPREAD)
     labels = chance.integers(ANCHORS, size=count)
     queries = around(chance.permutation(ANCHORS)[:QUERIES])

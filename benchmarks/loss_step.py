@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kedge.losses import CAMLoss, CrossEntropyLoss, start_anchors
+from kedge.losses import CAMLoss, CrossEntropyLoss, init_anchors
 from kedge.reproduce.machine import describe
 
 RESULTS = Path(__file__).parent / "results" / "loss_step.json"
@@ -36,7 +36,7 @@ Build = Callable[[int], nn.Module]
 
 @functools.cache
 def start(classes: int) -> Tensor:
-    return start_anchors(classes, DIM)
+    return init_anchors(classes, DIM)
 
 
 def cam(classes: int, sample: int | None = None) -> CAMLoss:

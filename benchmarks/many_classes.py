@@ -23,7 +23,7 @@ import numpy as np
 
 from kedge.gallery.anchor_index import AnchorIndex
 from kedge.gallery.anchors import Anchors
-from kedge.losses.anchors import start_anchors
+from kedge.losses.anchors import init_anchors
 from kedge.reproduce.machine import describe
 
 RESULTS = Path(__file__).parent / "results" / "many_classes.json"
@@ -40,7 +40,7 @@ def main() -> None:
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
     import faiss
 
-    points = start_anchors(QUICK if quick else COUNT, DIM, margin=MARGIN).numpy()
+    points = init_anchors(QUICK if quick else COUNT, DIM, margin=MARGIN).numpy()
     names = ("",) * len(points)
     index, seconds = timed(lambda: AnchorIndex.build(points))
     print(f"index over {len(points):,} anchors built in {seconds:.0f} s", flush=True)

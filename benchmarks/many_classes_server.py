@@ -34,7 +34,7 @@ from PIL import Image
 from kedge.encoders import build_encoder
 from kedge.gallery import Gallery
 from kedge.images import Preprocessing
-from kedge.losses.anchors import start_anchors
+from kedge.losses.anchors import init_anchors
 from kedge.model import Model
 from kedge.reproduce.machine import describe
 
@@ -74,7 +74,7 @@ def main() -> None:
 def build(folder: Path, classes: int, items: int) -> None:
     """Anchors as training starts from, items near them; weights do not matter for what is measured."""
     rng = np.random.default_rng(0)
-    anchors = start_anchors(classes, DIM)
+    anchors = init_anchors(classes, DIM)
     names = [f"class {number:06d}" for number in range(classes)]
     encoder = build_encoder("resnet10", dim=DIM, image_size=SIZE)
     model = Model(encoder, anchors=torch.as_tensor(anchors), classes=names, preprocessing=Preprocessing(size=SIZE))

@@ -7,7 +7,7 @@ from kedge import Gallery
 from kedge.gallery import anchor_index, anchors
 from kedge.gallery.anchor_index import AnchorIndex
 from kedge.gallery.anchors import Anchors
-from kedge.losses.anchors import start_anchors
+from kedge.losses.anchors import init_anchors
 
 
 def flat(points: np.ndarray, queries: np.ndarray, count: int) -> np.ndarray:
@@ -17,7 +17,7 @@ def flat(points: np.ndarray, queries: np.ndarray, count: int) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def many() -> np.ndarray:
-    return start_anchors(3000, 16).numpy()
+    return init_anchors(3000, 16).numpy()
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def test_distances_are_those_of_the_anchors_found(many: np.ndarray, near: np.nda
 
 
 def test_all_anchors_can_be_asked_for(near: np.ndarray) -> None:
-    few = start_anchors(300, 16).numpy()
+    few = init_anchors(300, 16).numpy()
     numbers, _ = AnchorIndex.build(few).nearest(near, 300)
     np.testing.assert_array_equal(np.sort(numbers, axis=1), np.tile(np.arange(300), (len(near), 1)))
     alone, _ = AnchorIndex.build(few).nearest(near[:1], 500)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kedge.errors import ConfigError
-from kedge.losses import start_anchors
+from kedge.losses import init_anchors
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ from kedge.losses import start_anchors
 )
 @pytest.mark.parametrize(("margin", "min_norm"), [(2.0, 1.0), (4.0, 1.0), (0.5, 3.0)])
 def test_base_anchors_keep_the_margin_and_the_norm(classes: int, dim: int, margin: float, min_norm: float) -> None:
-    anchors = start_anchors(classes, dim, margin=margin, min_norm=min_norm).double()
+    anchors = init_anchors(classes, dim, margin=margin, min_norm=min_norm).double()
     assert anchors.shape == (classes, dim)
     assert (anchors.norm(dim=1) >= min_norm * (1 - 1e-6)).all()
     if classes > 1:
@@ -38,42 +38,42 @@ def test_base_anchors_keep_the_margin_and_the_norm(classes: int, dim: int, margi
 
 
 def test_base_vectors_are_exactly_two_margins_apart() -> None:
-    anchors = start_anchors(5, 8, margin=2.0)
+    anchors = init_anchors(5, 8, margin=2.0)
     assert torch.allclose(torch.pdist(anchors), torch.full((10,), 4.0))
     assert torch.allclose(anchors.norm(dim=1), torch.full((5,), 2 * math.sqrt(2)))
 
 
 def test_the_plane_is_packed_tightly() -> None:
     """Ten anchors on one ring would need a radius of 3.24 margins; a lattice needs less."""
-    anchors = start_anchors(10, 2, margin=4.0)
+    anchors = init_anchors(10, 2, margin=4.0)
     assert anchors.norm(dim=1).max() < 3.24 * 4.0
 
 
 def test_spread_directions_need_a_smaller_radius_than_drawn_ones() -> None:
-    spread = start_anchors(100, 16)
+    spread = init_anchors(100, 16)
     drawn = torch.nn.functional.normalize(torch.randn(100, 16, generator=torch.Generator().manual_seed(0)), dim=1)
     assert spread.norm(dim=1).max() < 0.9 * 4.0 / torch.pdist(drawn).min()
-    assert torch.equal(spread, start_anchors(100, 16))
+    assert torch.equal(spread, init_anchors(100, 16))
 
 
 def test_very_many_anchors_keep_the_margin_without_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    searched = start_anchors(4200, 24)
+    searched = init_anchors(4200, 24)
     monkeypatch.setattr("kedge.losses.anchors._SEARCH_AT_MOST", 0)
-    believed = start_anchors(4200, 24)
+    believed = init_anchors(4200, 24)
     assert torch.pdist(believed.double()).min() >= 4.0
     # Not by much more than it takes.
     assert believed[0].norm() < 2 * searched[0].norm()
 
 
 def test_random_anchors_are_small_and_follow_the_generator() -> None:
-    first = start_anchors(10, 4, init="random", generator=torch.Generator().manual_seed(3))
-    again = start_anchors(10, 4, init="random", generator=torch.Generator().manual_seed(3))
+    first = init_anchors(10, 4, init="random", generator=torch.Generator().manual_seed(3))
+    again = init_anchors(10, 4, init="random", generator=torch.Generator().manual_seed(3))
     assert torch.equal(first, again)
     assert 0 < first.norm(dim=1).max() < 0.1
 
 
 def test_bad_input() -> None:
     with pytest.raises(ConfigError, match="'base' or 'random', found 'grid'"):
-        start_anchors(3, 4, init="grid")  # type: ignore[arg-type]
+        init_anchors(3, 4, init="grid")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="at least 1"):
-        start_anchors(0, 4)
+        init_anchors(0, 4)

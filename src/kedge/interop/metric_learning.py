@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from kedge.errors import ConfigError
 from kedge.losses import CAMLoss as _CAMLoss
-from kedge.losses.anchors import AnchorStart
+from kedge.losses.anchors import AnchorInit
 from kedge.losses.base import in_full_precision
 
 try:
@@ -45,7 +45,7 @@ class CAMLoss(losses.BaseMetricLossFunction):  # type: ignore[misc]
         embedding_size: int,
         margin: float = 2.0,
         min_norm: float = 1.0,
-        init: AnchorStart = "base",
+        init: AnchorInit = "base",
         repel: bool = True,
         keep_norm: bool = True,
         repel_sample: int | None = None,

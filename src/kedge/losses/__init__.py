@@ -1,6 +1,6 @@
 """Losses over embeddings and labels: class anchor margin, its rivals, and any of pytorch-metric-learning by name."""
 
-from kedge.losses.anchors import start_anchors
+from kedge.losses.anchors import init_anchors
 from kedge.losses.base import RetrievalLoss
 from kedge.losses.cam import CAMLoss
 from kedge.losses.center import CenterLoss
@@ -15,5 +15,5 @@ __all__ = [
     "CrossEntropyLoss",
     "MetricLearningLoss",
     "RetrievalLoss",
-    "start_anchors",
+    "init_anchors",
 ]

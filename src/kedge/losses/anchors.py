@@ -10,9 +10,9 @@ from torch import Tensor
 
 from kedge.errors import ConfigError
 
-__all__ = ["AnchorStart", "start_anchors"]
+__all__ = ["AnchorInit", "init_anchors"]
 
-AnchorStart = Literal["base", "random"]
+AnchorInit = Literal["base", "random"]
 
 _RANDOM_SCALE = 0.01
 _SPREAD_STEPS = 200
@@ -24,13 +24,13 @@ _CHANCE = 1e-6
 """How likely two of that many drawn directions may be closer than believed."""
 
 
-def start_anchors(
+def init_anchors(
     num_classes: int,
     dim: int,
     *,
     margin: float = 2.0,
     min_norm: float = 1.0,
-    init: AnchorStart = "base",
+    init: AnchorInit = "base",
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """The first anchors, `num_classes` × `dim`.
@@ -39,7 +39,7 @@ def start_anchors(
     scaled base vectors, then the negative axes too, and for more than 2·dim classes a lattice (up to three
     dimensions) or spread directions, drawn ones if there are very many. `random` is a small Gaussian around the origin.
 
-    >>> start_anchors(2, 3, margin=1.0).tolist()
+    >>> init_anchors(2, 3, margin=1.0).tolist()
     [[1.4142135381698608, 0.0, 0.0], [0.0, 1.4142135381698608, 0.0]]
     """
     if num_classes < 1 or dim < 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -26,14 +27,22 @@ class RetrievalLoss(nn.Module):
     """What models and tables call it."""
     heads: ClassVar[tuple[str, ...]] = ("linear", "bounded", "none")
     """The encoder heads it can train; the first is taken where the user names none."""
-    compares: ClassVar[bool] = True
-    """Whether it compares the pictures of a batch with each other, or counts them: it then needs all in one place.
+    uses_other_samples: ClassVar[bool] = True
+    """Whether an image's loss depends on other samples of the batch; embeddings are then all-gathered under DDP.
 
-    Otherwise it is a mean over pictures, plus parts that know none: such means of parts of a batch can be averaged.
+    Otherwise the loss is a mean over images, plus parts that know none: means over parts of a batch can be averaged.
     """
 
     normalize: bool = False
     """Whether a model trained with it should divide its embeddings by their length."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "compares" in vars(cls):
+            warnings.warn(
+                f"{cls.__name__}.compares is now called uses_other_samples.", DeprecationWarning, stacklevel=2
+            )
+            cls.uses_other_samples = vars(cls)["compares"]
 
     @classmethod
     def heads_for(cls, make: Callable[..., RetrievalLoss]) -> tuple[str, ...]:
@@ -56,7 +65,7 @@ class RetrievalLoss(nn.Module):
 
     @property
     def compiles(self) -> bool:
-        """Whether torch.compile gets through it in one piece: no look at values, no chance, no growing shapes."""
+        """Whether torch.compile gets through it in one piece: no value-dependent shapes, no random numbers."""
         return False
 
     def components(self, embeddings: Tensor, labels: Tensor) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kedge.errors import ConfigError
-from kedge.losses.anchors import AnchorStart, start_anchors
+from kedge.losses.anchors import AnchorInit, init_anchors
 from kedge.losses.base import (
     RetrievalLoss,
     check_count,
@@ -19,38 +19,45 @@ from kedge.losses.base import (
     check_switch,
     in_full_precision,
 )
-from kedge.losses.known import own_directions, with_gradient
+from kedge.losses.custom_grad import class_directions, with_gradient
 from kedge.losses.posterior import by_rows, posterior_mean
-from kedge.losses.repeller import few, repeller
+from kedge.losses.repeller import repeller
 
 __all__ = ["CAMLoss", "attractor", "minimum_norm", "mixed_attractor", "nearest", "repeller"]
 
 _CLASSES_AT_FULL_RATE = 40
 _POINTS, _ANCHORS = 2048, 16384
 """So many by so many distances are held at a time."""
+_DENSE = 4096
+"""Up to so many classes, a product over all of them replaces a lookup that would wait for, or be random on, a GPU."""
 
 
 def attractor(embeddings: Tensor, labels: Tensor, anchors: Tensor) -> Tensor:
     """½‖e − c_y‖², mean over the batch: the only part that reaches the encoder."""
-    return nn.functional.mse_loss(embeddings, _of(labels, anchors), reduction="sum") / (2 * len(labels))
+    return nn.functional.mse_loss(embeddings, gather_anchors(labels, anchors), reduction="sum") / (2 * len(labels))
 
 
 def mixed_attractor(embeddings: Tensor, labels: Tensor, others: Tensor, weights: Tensor, anchors: Tensor) -> Tensor:
     """½(w‖e − c_y‖² + (1 − w)‖e − c_o‖²), mean over the batch: a mixed image is attracted to both, by their shares."""
-    own, other = ((embeddings - _of(one, anchors)).square().sum(dim=1) for one in (labels, others))
+    own, other = ((embeddings - gather_anchors(classes, anchors)).square().sum(dim=1) for classes in (labels, others))
     return torch.lerp(other, own, weights.to(own.dtype)).mean() / 2
 
 
-def _of(labels: Tensor, anchors: Tensor) -> Tensor:
+def gather_anchors(labels: Tensor, anchors: Tensor) -> Tensor:
     """The anchor of each label."""
-    if anchors.device.type == "cpu" or not few(anchors):
+    if anchors.device.type == "cpu" or not use_dense(anchors):
         # Not anchors[labels]: the backward of a lookup is one kernel, that of indexing a sort.
         return nn.functional.embedding(labels.long(), anchors)
-    return in_one_order(labels, anchors)
+    return deterministic_gather(labels, anchors)
 
 
-def in_one_order(labels: Tensor, anchors: Tensor) -> Tensor:
-    """The same as a product: on a GPU, the backward of a lookup adds up in another order each time."""
+def use_dense(anchors: Tensor) -> bool:
+    """Whether to compute with all anchors rather than look first which ones matter."""
+    return len(anchors) <= _DENSE
+
+
+def deterministic_gather(labels: Tensor, anchors: Tensor) -> Tensor:
+    """A lookup as a product: on a GPU, the backward of a lookup adds up in another order each time."""
     classes = torch.arange(len(anchors), device=anchors.device)
     return (labels.unsqueeze(1) == classes).to(anchors.dtype) @ anchors
 
@@ -73,10 +80,10 @@ def minimum_norm(anchors: Tensor, min_norm: float) -> Tensor:
         # At the origin (or so near that the norm vanishes) the closed form is 0/0: such an anchor is pushed along a
         # direction of its own. Among few classes, all directions cost less than waiting to hear who is there.
         at_origin = norms == 0
-        if few(points):
-            points = torch.where(at_origin, own_directions(points).to(points.dtype), points)
+        if use_dense(points):
+            points = torch.where(at_origin, class_directions(points).to(points.dtype), points)
         elif len(there := at_origin[:, 0].nonzero()[:, 0]):
-            points = points.index_put((there,), own_directions(points, there).to(points.dtype))
+            points = points.index_put((there,), class_directions(points, there).to(points.dtype))
         gradient = points * (shortfall / torch.linalg.vector_norm(points, dim=1, keepdim=True)).neg_()
     return with_gradient(anchors, value, gradient)
 
@@ -128,7 +135,7 @@ class CAMLoss(RetrievalLoss):
 
     name = "cam"
     heads: ClassVar[tuple[str, ...]] = ("bounded", "linear", "none")
-    compares: ClassVar[bool] = False
+    uses_other_samples: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -136,7 +143,7 @@ class CAMLoss(RetrievalLoss):
         dim: int,
         margin: float = 2.0,
         min_norm: float = 1.0,
-        init: AnchorStart = "base",
+        init: AnchorInit = "base",
         repel: bool = True,
         keep_norm: bool = True,
         repel_sample: int | None = None,
@@ -163,7 +170,7 @@ class CAMLoss(RetrievalLoss):
         if self.classifier is not None:
             nn.init.zeros_(self.classifier.weight)
             nn.init.zeros_(self.classifier.bias)
-        self.anchors = nn.Parameter(start_anchors(num_classes, dim, margin=margin, min_norm=min_norm, init=init))
+        self.anchors = nn.Parameter(init_anchors(num_classes, dim, margin=margin, min_norm=min_norm, init=init))
 
     @classmethod
     def heads_for(cls, make: Callable[..., RetrievalLoss]) -> tuple[str, ...]:
@@ -192,7 +199,7 @@ class CAMLoss(RetrievalLoss):
     @property
     def compiles(self) -> bool:
         """With few anchors, and all of them compared."""
-        return few(self.anchors) and self.repel_sample is None
+        return use_dense(self.anchors) and self.repel_sample is None
 
     def components(self, embeddings: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """`attractor`, `repeller` and `minimum_norm`, zero where switched off; with it, `discriminate`."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from kedge.losses.base import check_number, in_full_precision
 from kedge.losses.cam import attractor, mixed_attractor
 from kedge.losses.cross_entropy import CrossEntropyLoss
-from kedge.losses.known import with_gradient
+from kedge.losses.custom_grad import with_gradient
 
 __all__ = ["CenterLoss", "follow"]
 
@@ -24,7 +24,7 @@ class CenterLoss(CrossEntropyLoss):
     """
 
     name = "center"
-    compares: ClassVar[bool] = True  # a center follows by how many of its class the batch holds
+    uses_other_samples: ClassVar[bool] = True  # a center follows by how many of its class the batch holds
 
     def __init__(self, num_classes: int, dim: int, weight: float = 0.003, label_smoothing: float = 0.0) -> None:
         super().__init__(num_classes, dim, label_smoothing)

@@ -17,7 +17,7 @@ class CrossEntropyLoss(RetrievalLoss):
 
     name = "cross_entropy"
     heads: ClassVar[tuple[str, ...]] = ("none", "batchnorm", "linear", "bounded")
-    compares: ClassVar[bool] = False
+    uses_other_samples: ClassVar[bool] = False
 
     def __init__(self, num_classes: int, dim: int, label_smoothing: float = 0.0) -> None:
         super().__init__()

@@ -1,27 +1,21 @@
-"""The repeller among class anchors: exact in bounded memory, or estimated from a few anchors at a time."""
+"""The repeller among class anchors: exact in bounded memory, or estimated from a sample of the anchors."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from kedge.losses.close_pairs import close_pairs
-from kedge.losses.known import own_directions, widest, with_gradient
+from kedge.losses.custom_grad import class_directions, widest, with_gradient
 
-__all__ = ["few", "repeller"]
+__all__ = ["repeller"]
 
-_FEW = {"cpu": 128}
-_FEW_ELSEWHERE = 4096
-"""Up to so many classes, all pairs are computed."""
-_CROWDED = 1 / 64
-"""With a larger share of close pairs, matrix products over all cost less than a difference for each."""
-_PAIRS = 2**16
-_CROWD = 512, 8192
-"""How many pairs are computed at a time: one by one, or as rows by columns of a crowd."""
+_PAIRS = 2**22
+"""At most so many pairs (rows × classes) are held at a time."""
+_WIDE = 128
+"""Up to so many classes, float64 costs nothing."""
 
 
 def repeller(anchors: Tensor, margin: float, sample: int | None = None) -> Tensor:
@@ -34,143 +28,80 @@ def repeller(anchors: Tensor, margin: float, sample: int | None = None) -> Tenso
     0.5
     """
     with torch.no_grad():
-        points, chosen = anchors.detach(), None
+        points, drawn = anchors.detach(), None
         if sample is not None and sample < len(points):
-            chosen = torch.randperm(len(points), device=points.device)[:sample]
-        if few(points):
-            value, gradient = _all_at_once(points, margin, chosen)
+            drawn = torch.randperm(len(points), device=points.device)[:sample]
+        value, gradient = _value_and_gradient(points, margin, drawn)
+    return with_gradient(anchors, value, gradient.to(anchors.dtype))
+
+
+def _value_and_gradient(anchors: Tensor, margin: float, drawn: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Over row blocks of the matrix of pairs (all rows, or those drawn), without a host sync."""
+    dtype = widest(anchors) if len(anchors) <= _WIDE else anchors.dtype
+    centre = anchors.mean(dim=0, dtype=widest(anchors))
+    columns = _Side((anchors - centre).to(dtype), class_directions(anchors).to(dtype))
+    classes = torch.arange(len(anchors), device=anchors.device)
+    rows = classes if drawn is None else drawn
+    value, gradient = columns.points.new_zeros(()), torch.zeros_like(columns.points)
+    for block in torch.split(rows, max(1, _PAIRS // len(anchors))):
+        whole = len(block) == len(anchors) and drawn is None
+        side = columns if whole else _Side(columns.points[block], columns.own[block])
+        block_value, forces = _weigh(side, columns, margin, itself=None if whole else block[:, None] == classes)
+        value += block_value
+        if whole:
+            gradient = forces.gradient(side, columns)
         else:
-            value, gradient = _tile_by_tile(points, margin, chosen)
-        if chosen is not None:
-            # An anchor is drawn with probability k/t, and a pair can be met from both its ends.
-            scale = len(points) / (2 * len(chosen))
-            value, gradient = value * scale, gradient.mul_(scale)
-    return with_gradient(anchors, value, gradient)
-
-
-def few(anchors: Tensor) -> bool:
-    """Whether to compute everything: looking first at what matters makes the host wait for a device."""
-    return len(anchors) <= _FEW.get(anchors.device.type, _FEW_ELSEWHERE)
-
-
-def _all_at_once(anchors: Tensor, margin: float, chosen: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Value and gradient, without looking at the outcome on the way."""
-    centre = anchors.mean(dim=0, dtype=widest(anchors))
-    everyone = _Side(anchors - centre, own_directions(anchors))
-    if chosen is None:
-        value, forces = _weigh(everyone, everyone, margin)
+            gradient.index_add_(0, block, forces.gradient(side, columns))
+        if drawn is not None:
+            gradient += forces.transpose().gradient(columns, side)
+    if drawn is None:
         # Every pair is there twice, and each of its anchors as a row once.
-        return value / 2, forces.gradient(everyone, everyone).to(anchors.dtype)
-    drawn = _Side(everyone.points[chosen], everyone.own[chosen])
-    itself = chosen[:, None] == torch.arange(len(anchors), device=anchors.device)
-    value, forces = _weigh(drawn, everyone, margin, left_out=itself)
-    gradient = forces.turned().gradient(everyone, drawn)
-    gradient.index_add_(0, chosen, forces.gradient(drawn, everyone))
-    return value, gradient.to(anchors.dtype)
-
-
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def _tile_by_tile(anchors: Tensor, margin: float, chosen: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The same where nearly all pairs are farther apart than two margins: only the others are computed."""
-    centre = anchors.mean(dim=0, dtype=widest(anchors))
-    total = _Total(torch.zeros_like(centre[0]), torch.zeros_like(anchors))
-    waiting: list[Tensor] = []
-    for rows, columns, close in close_pairs(anchors, 2 * margin, chosen):
-        if int(close.count_nonzero()) > _CROWDED * close.numel():
-            height, width = _CROWD
-            others = torch.arange(columns.start, columns.stop, device=rows.device)
-            for top, left in itertools.product(range(0, len(rows), height), range(0, len(others), width)):
-                some, with_these = slice(top, top + height), slice(left, left + width)
-                total.add_crowd(anchors, centre, rows[some], others[with_these], close[some, with_these], margin)
-            continue
-        row, column = close.nonzero().unbind(dim=1)
-        waiting.append(torch.stack([rows[row], column + columns.start]))
-        if sum(pairs.shape[1] for pairs in waiting) >= _PAIRS:
-            total.add_pairs(anchors, torch.cat(waiting, dim=1), margin)
-            waiting = []
-    if waiting:
-        total.add_pairs(anchors, torch.cat(waiting, dim=1), margin)
-    return total
-
-
-class _Total(NamedTuple):
-    """Value and gradient so far."""
-
-    value: Tensor
-    gradient: Tensor
-
-    def add_crowd(
-        self, anchors: Tensor, centre: Tensor, rows: Tensor, columns: Tensor, close: Tensor, margin: float
-    ) -> None:
-        """Pairs of these rows and columns, where many are close."""
-        near, far = (_Side(anchors[classes] - centre, own_directions(anchors, classes)) for classes in (rows, columns))
-        value, forces = _weigh(near, far, margin, left_out=~close)
-        self.value.add_(value)
-        self.gradient.index_add_(0, rows, forces.gradient(near, far).to(anchors.dtype))
-        self.gradient.index_add_(0, columns, forces.turned().gradient(far, near).to(anchors.dtype))
-
-    def add_pairs(self, anchors: Tensor, pairs: Tensor, margin: float) -> None:
-        """Single pairs, by their differences."""
-        for i, j in torch.split(pairs, _PAIRS, dim=1):
-            push = anchors[i] - anchors[j]
-            distances = torch.linalg.vector_norm(push, dim=1)
-            shortfall = (2 * margin - distances).clamp_(min=0)
-            push *= (shortfall / distances).unsqueeze(1)
-            together = (distances == 0).nonzero()[:, 0]
-            if len(together):
-                parting = own_directions(anchors, i[together]) - own_directions(anchors, j[together])
-                push[together] = parting.mul_(_parting(margin, anchors)).to(push.dtype)
-            # Not index_add_, which on a GPU adds up in another order each time.
-            self.gradient.index_put_((j,), push, accumulate=True)
-            self.gradient.index_put_((i,), push.neg_(), accumulate=True)
-            self.value.add_(torch.sum(shortfall.square_(), dtype=self.value.dtype), alpha=0.5)
+        return value / 2, gradient
+    # An anchor is drawn with probability k/t, and a pair can be met from both its ends.
+    scale = len(anchors) / (2 * len(drawn))
+    return value * scale, gradient * scale
 
 
 class _Side(NamedTuple):
-    """The rows or the columns of a tile of pairs: around their centre, so that squares keep their digits."""
+    """The rows or the columns of a block of pairs: around their centre, so that squares keep their digits."""
 
     points: Tensor
     own: Tensor
 
 
 class _Forces(NamedTuple):
-    """How strongly each pair repels along its difference or, where that is 0, along its own directions."""
+    """How strongly each pair repels along its difference or, where that is 0, along its class directions."""
 
     apart: Tensor
     together: Tensor
     parting: float
 
-    def turned(self) -> _Forces:
+    def transpose(self) -> _Forces:
+        """The same pairs, seen from the columns."""
         return _Forces(self.apart.T, self.together.T, self.parting)
 
     def gradient(self, rows: _Side, columns: _Side) -> Tensor:
         """−Σ (2m − d)/d · (c_y − c_y') for each row."""
         gradient = torch.addmm(self.apart.sum(dim=1, keepdim=True) * rows.points, self.apart, columns.points, beta=-1)
+        if not torch.compiler.is_compiling() and gradient.device.type == "cpu" and not self.together.any():
+            return gradient  # on a GPU, to look would mean to wait
         gradient.addcmul_(self.together.sum(dim=1, keepdim=True), rows.own, value=-self.parting)
         return gradient.addmm_(self.together, columns.own, alpha=self.parting)
 
 
-def _weigh(rows: _Side, columns: _Side, margin: float, left_out: Tensor | None = None) -> tuple[Tensor, _Forces]:
-    """½ Σ (2m − d)² and the forces, over all pairs but those left out: at least each point with itself."""
+def _weigh(rows: _Side, columns: _Side, margin: float, itself: Tensor | None) -> tuple[Tensor, _Forces]:
+    """½ Σ (2m − d)² and the forces, over all pairs but those of a point with itself (by default the diagonal)."""
     first, second = rows.points, columns.points
-    if first.dtype == torch.float64:
-        squares = second.square().sum(dim=1)
-        sums = squares + (squares if rows is columns else first.square().sum(dim=1)).unsqueeze(1)
-        squared = torch.addmm(sums, first, second.T, alpha=-2)
-        # What a sum of dim squares may be off by: nearer points count as one.
-        nothing = sums.mul_(8 * math.sqrt(first.shape[1]) * torch.finfo(first.dtype).eps)
-    else:
-        squared = torch.cdist(first, second, compute_mode="donot_use_mm_for_euclid_dist").square_()
-        nothing = squared.new_zeros(())
-    squared = squared.fill_diagonal_(math.inf) if left_out is None else squared.masked_fill_(left_out, math.inf)
+    squares = second.square().sum(dim=1)
+    sums = squares + (squares if rows is columns else first.square().sum(dim=1)).unsqueeze(1)
+    squared = torch.addmm(sums, first, second.T, alpha=-2)
+    # What a sum of dim squares may be off by: nearer points count as one.
+    nothing = sums.mul_(8 * math.sqrt(first.shape[1]) * torch.finfo(first.dtype).eps)
+    squared = squared.fill_diagonal_(math.inf) if itself is None else squared.masked_fill_(itself, math.inf)
     together = squared <= nothing
     distances = squared.masked_fill_(together, 0).sqrt_()
     shortfall = (2 * margin - distances).clamp_(min=0)
     value = shortfall.square().sum() / 2
     apart = shortfall.div_(distances).masked_fill_(together, 0)
-    return value, _Forces(apart, together.to(apart.dtype), _parting(margin, first))
-
-
-def _parting(margin: float, anchors: Tensor) -> float:
-    """What makes the difference of two own directions about as long as two margins."""
-    return 2 * margin / math.sqrt(anchors.shape[1] / 6)
+    # The difference of two class directions becomes about as long as two margins.
+    return value, _Forces(apart, together.to(apart.dtype), 2 * margin / math.sqrt(first.shape[1] / 6))

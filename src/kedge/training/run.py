@@ -164,7 +164,7 @@ class _Run:
             # Before anything is compiled: it says which kernels may be used.
             where = self.folder, self.device, _console
             # What a batch without a pair leaves out, such as proxies.
-            may_rest = self.loss.compares and any(True for _ in self.loss.parameters())
+            may_rest = self.loss.uses_other_samples and any(True for _ in self.loss.parameters())
             trainer = make_trainer(self.settings, self.layout, *where, may_rest=may_rest)
             if self._synchronises:
                 TorchSyncBatchNorm().apply(module)
@@ -205,7 +205,7 @@ class _Run:
         loss: RetrievalLoss = build_loss(self.config.loss, num_classes=len(self.dataset.classes), dim=encoder.dim)
         if encoder.head_kind not in heads:
             raise ConfigError(f"encoder.head={head} does not suit the loss {loss.name}: use {' or '.join(heads)}.")
-        if self.layout.accumulate > 1 and loss.compares:
+        if self.layout.accumulate > 1 and loss.uses_other_samples:
             raise ConfigError(
                 f"The loss {loss.name} compares the pictures of a batch and would miss pairs of them: "
                 "use trainer.accumulate=1."

@@ -75,7 +75,7 @@ class Step(nn.Module):
         self.prepare, self.mixing = prepare, mixing
         self.mirror = mirror
         """Whether the model will look at mirrored pictures too."""
-        self.gathers = together and loss.compares
+        self.gathers = together and loss.uses_other_samples
         """Whether the loss sees the pictures of all processes."""
         # A loss that compiles draws nothing: then all chance is our own.
         self.chance = OwnChance() if together and not loss.compiles else None

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["own_directions", "widest", "with_gradient"]
+__all__ = ["class_directions", "widest", "with_gradient"]
 
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
@@ -25,7 +25,7 @@ def with_gradient(anchors: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
     return known
 
 
-def own_directions(anchors: Tensor, classes: Tensor | None = None) -> Tensor:
+def class_directions(anchors: Tensor, classes: Tensor | None = None) -> Tensor:
     """A fixed vector for each class, or for these, no two alike: numbers in ±½, in the widest dtype."""
     count, dim = anchors.shape
     if classes is None:
