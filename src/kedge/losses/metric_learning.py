@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from kedge.deps import require
 from kedge.errors import ConfigError
 from kedge.losses.base import RetrievalLoss, check_labels, in_full_precision
 
@@ -21,6 +21,8 @@ _LIBRARY = "pytorch_metric_learning"
 _BASES = {"losses": "BaseMetricLossFunction", "miners": "BaseMiner"}
 _REFUSALS = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """What the library raises where something does not suit it."""
+_LENGTH_MATTERS = {"AngularLoss", "LargeMarginSoftmaxLoss", "SphereFaceLoss"}
+"""Losses that multiply by the length of an embedding."""
 _REQUIRED = inspect.Parameter.empty
 
 
@@ -65,12 +67,15 @@ class MetricLearningLoss(RetrievalLoss):
 
     @classmethod
     def heads_for(cls, make: Callable[..., RetrievalLoss]) -> tuple[str, ...]:
-        """On the sphere what looks at directions only: its value stays when all embeddings are scaled.
+        """On the sphere what looks at directions only, as the library's losses do by default.
 
         Not on the bounded head, which starts at zero: that is no direction.
         """
-        near, far = (_tried(make, length) for length in (1, 4))
-        return cls.heads if torch.isclose(near, far, rtol=1e-4) else ("linear", "none", "unit")
+        loss = getattr(make(num_classes=3, dim=4), "loss", None)
+        normalizes = getattr(getattr(loss, "distance", None), "normalize_embeddings", True)
+        if type(loss).__name__ in _LENGTH_MATTERS or not normalizes:
+            return "linear", "none", "unit"
+        return cls.heads
 
     def components(self, embeddings: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """`loss`, the only part."""
@@ -117,16 +122,6 @@ class MetricLearningLoss(RetrievalLoss):
         return {"loss": value.reshape(())}
 
 
-@torch.random.fork_rng(devices=[])
-def _tried(make: Callable[..., RetrievalLoss], length: float) -> Tensor:
-    """What a new small loss says of three loose clusters, in which a miner finds something."""
-    chance, labels = torch.Generator().manual_seed(0), torch.arange(24) % 3
-    clusters = torch.randn(3, 4, generator=chance, dtype=torch.float64)[labels]
-    embeddings = clusters + torch.randn(24, 4, generator=chance, dtype=torch.float64) / 2
-    value: Tensor = make(num_classes=3, dim=4)(length * embeddings, labels)
-    return value
-
-
 def _is_empty(part: dict[str, Any]) -> bool:
     return isinstance(part["losses"], Tensor) and part["losses"].numel() == 0
 
@@ -137,10 +132,7 @@ def _by_row(part: dict[str, Any], embeddings: Tensor) -> Tensor:
 
 
 def _module(name: str) -> Any:
-    try:
-        return importlib.import_module(f"{_LIBRARY}.{name}")
-    except ImportError as error:
-        raise ConfigError("This loss needs pytorch-metric-learning: pip install 'kedge[league]'.") from error
+    return require(f"{_LIBRARY}.{name}", extra="league", purpose="This loss")
 
 
 def _built(group: str, name: Any, arguments: Mapping[str, Any], sizes: Mapping[str, int]) -> Any:
