@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kedge.losses import CAMLoss, cam
-from kedge.losses.repeller import repeller
+from kedge.losses.repeller import _PAIRS, repeller
 
 MARGIN = 2.0
 
@@ -42,7 +42,7 @@ def both(anchors: Tensor, sample: int | None = None) -> tuple[Tensor, Tensor]:
 @pytest.fixture(params=[1, 20, None], ids=["row by row", "in blocks", "at once"])
 def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param is not None:
-        monkeypatch.setattr("kedge.losses.repeller._PAIRS", request.param)
+        monkeypatch.setitem(_PAIRS, "cpu", request.param)
 
 
 @pytest.mark.parametrize(("classes", "dim"), [(1, 3), (2, 1), (4, 7), (9, 3), (23, 5), (30, 16)])
@@ -96,7 +96,7 @@ def test_what_is_no_number_is_noticed(blocks: None) -> None:
 def test_blocks_agree_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     anchors = torch.randn(130, 16, generator=torch.Generator().manual_seed(0))
     whole = both(anchors)
-    monkeypatch.setattr("kedge.losses.repeller._PAIRS", 3000)
+    monkeypatch.setitem(_PAIRS, "cpu", 3000)
     blocks = both(anchors)
     assert whole[0] > 0
     assert torch.allclose(blocks[0], whole[0], rtol=1e-6)

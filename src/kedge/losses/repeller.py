@@ -12,7 +12,8 @@ from kedge.losses.custom_grad import class_directions, widest, with_gradient
 
 __all__ = ["repeller"]
 
-_PAIRS = 2**22
+_PAIRS = {"cpu": 2**22}
+_PAIRS_ELSEWHERE = 2**26
 """At most so many pairs (rows × classes) are held at a time."""
 _WIDE = 128
 """Up to so many classes, float64 costs nothing."""
@@ -43,7 +44,8 @@ def _value_and_gradient(anchors: Tensor, margin: float, drawn: Tensor | None) ->
     classes = torch.arange(len(anchors), device=anchors.device)
     rows = classes if drawn is None else drawn
     value, gradient = columns.points.new_zeros(()), torch.zeros_like(columns.points)
-    for block in torch.split(rows, max(1, _PAIRS // len(anchors))):
+    pairs = _PAIRS.get(anchors.device.type, _PAIRS_ELSEWHERE)
+    for block in torch.split(rows, max(1, pairs // len(anchors))):
         whole = len(block) == len(anchors) and drawn is None
         side = columns if whole else _Side(columns.points[block], columns.own[block])
         block_value, forces = _weigh(side, columns, margin, itself=None if whole else block[:, None] == classes)
