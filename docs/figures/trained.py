@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kedge import Model, train
-from kedge.datasets import Dataset, divide, sample
+from kedge.datasets import Dataset, sample, train_val_split
 
 COMMON = ["experiment=demo", "split.shots=120", "recipe.epochs=15", "recipe.batch_size=64"]
 PAPER = ["loss.discriminate=0", "loss.normalize=false"]
@@ -28,5 +28,5 @@ def model(name: str, folder: Path) -> Model:
 def pictures() -> Dataset:
     """What the runs were trained on, and the test pictures."""
     whole = sample()
-    shown, _ = divide(whole.train, 0.1, 120)
+    shown, _ = train_val_split(whole.train, 0.1, 120)
     return Dataset(whole.name, whole.classes, shown, whole.test)

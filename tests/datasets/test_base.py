@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from kedge.datasets import Dataset, Pictures
+from kedge.datasets import Dataset, ImageSplit
 from kedge.errors import DataError
 
 
-def pictures(count: int = 10, side: int = 4, seed: int = 0, classes: int = 3) -> Pictures:
+def pictures(count: int = 10, side: int = 4, seed: int = 0, classes: int = 3) -> ImageSplit:
     images = np.random.default_rng(seed).integers(0, 256, (count, 3, side, side), np.uint8)
-    return Pictures(images, np.arange(count) % classes, paths=tuple(f"{row}.jpg" for row in range(count)))
+    return ImageSplit(images, np.arange(count) % classes, paths=tuple(f"{row}.jpg" for row in range(count)))
 
 
 def dataset(**changes: object) -> Dataset:
@@ -38,7 +38,7 @@ def test_a_batch_is_a_copy(tmp_path: Path) -> None:
     before = pictures().images.copy()
     np.save(tmp_path / "images.npy", before)
     for images in (before.copy(), np.load(tmp_path / "images.npy", mmap_mode="r")):
-        split = Pictures(images, pictures().labels)
+        split = ImageSplit(images, pictures().labels)
         split.take([0, 1]).zero_()
         split.subset([0, 1]).take([0]).zero_()
         assert np.array_equal(split.images, before)
@@ -66,13 +66,13 @@ def test_data_loader_fetches_whole_batches() -> None:
 def test_memory_mapped_pictures_travel_by_name(tmp_path: Path) -> None:
     split = pictures(200, 32)
     np.save(tmp_path / "images.npy", split.images)
-    mapped = Pictures(np.load(tmp_path / "images.npy", mmap_mode="r"), split.labels)
+    mapped = ImageSplit(np.load(tmp_path / "images.npy", mmap_mode="r"), split.labels)
     sent = pickle.dumps(mapped.subset(range(10, 20)))
     assert len(sent) < 2000
     received = pickle.loads(sent)
     assert isinstance(received.images, np.memmap)
     assert np.array_equal(received.take([0, 9]).numpy(), split.images[[10, 19]])
-    part = Pictures(mapped.images[5:8], split.labels[:3])  # a slice knows its file, but not its place in it
+    part = ImageSplit(mapped.images[5:8], split.labels[:3])  # a slice knows its file, but not its place in it
     assert np.array_equal(pickle.loads(pickle.dumps(part)).images, split.images[5:8])
     assert np.array_equal(pickle.loads(pickle.dumps(split)).images, split.images)
 
@@ -95,21 +95,21 @@ def test_memory_mapped_pictures_travel_by_name(tmp_path: Path) -> None:
 def test_bad_pictures(bad: dict[str, object], message: str) -> None:
     good = {"images": np.zeros((2, 3, 4, 4), np.uint8), "labels": np.zeros(2, np.int64)}
     with pytest.raises(DataError, match=message):
-        Pictures(**{**good, **bad})
+        ImageSplit(**{**good, **bad})
 
 
 def test_labels_of_any_integer_type() -> None:
-    split = Pictures(np.zeros((2, 3, 4, 4), np.uint8), np.array([0, 1], np.uint8))
+    split = ImageSplit(np.zeros((2, 3, 4, 4), np.uint8), np.array([0, 1], np.uint8))
     assert split.labels.dtype == np.int64
 
 
 def test_labels_out_of_range_are_named_with_their_row() -> None:
     labels = np.array([0, 1, 2, 3, 9])
-    bad = Pictures(np.zeros((5, 3, 4, 4), np.uint8), labels)
+    bad = ImageSplit(np.zeros((5, 3, 4, 4), np.uint8), labels)
     with pytest.raises(DataError, match="train labels of mine must lie between 0 and 2: found 3 in row 3"):
         dataset(train=bad)
     with pytest.raises(DataError, match=r"test labels .* found -1 in row 0"):
-        dataset(test=Pictures(bad.images, labels - 1))
+        dataset(test=ImageSplit(bad.images, labels - 1))
 
 
 def test_other_bad_datasets() -> None:
@@ -133,8 +133,8 @@ def test_fingerprint_tells_every_label_and_pixel() -> None:
     labels = original.test.labels.copy()
     labels[-1] = (labels[-1] + 1) % 3
     changed = [
-        dataset(train=Pictures(images, original.train.labels)),
-        dataset(test=Pictures(original.test.images, labels)),
+        dataset(train=ImageSplit(images, original.train.labels)),
+        dataset(test=ImageSplit(original.test.images, labels)),
         dataset(train=original.train.subset(range(9))),
         dataset(train=original.train.subset([1, 0, *range(2, 10)])),
     ]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from kedge.datasets import decoding, folder
+from kedge.datasets import cache, folder
 from kedge.errors import ConfigError, DataError
 
 COLOURS = ("red", "lime", "blue", "white")
@@ -156,7 +156,7 @@ def test_decoded_once(photos: Path, root: Path, monkeypatch: pytest.MonkeyPatch,
     assert leftovers() == []
     assert len(list((root / "decoded").iterdir())) == 2
     with monkeypatch.context() as patch:
-        patch.setattr(decoding, "read_picture", lambda *_: pytest.fail("decoded again"))
+        patch.setattr(cache, "read_picture", lambda *_: pytest.fail("decoded again"))
         assert folder(photos, size=8).fingerprint() == first.fingerprint()
 
 
@@ -196,7 +196,7 @@ def test_interrupted_decoding_leaves_nothing(photos: Path, root: Path, monkeypat
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(decoding, "read_picture", interrupt)
+        patch.setattr(cache, "read_picture", interrupt)
         with pytest.raises(KeyboardInterrupt):
             folder(photos, size=8)
     assert list((root / "decoded").iterdir()) == []
@@ -206,7 +206,7 @@ def test_interrupted_decoding_leaves_nothing(photos: Path, root: Path, monkeypat
 
 def test_no_room(photos: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(photos, {"a": 3, "b": 3})
-    monkeypatch.setattr(decoding.shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
+    monkeypatch.setattr(cache.shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
     with pytest.raises(DataError, match=r"GiB are free.* KEDGE_DATA"):
         folder(photos, size=8)
 

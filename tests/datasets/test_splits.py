@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kedge.datasets import Pictures, divide, few_shot, hold_out, shot_counts
+from kedge.datasets import ImageSplit, few_shot, hold_out, shot_counts, train_val_split
 from kedge.errors import ConfigError
 
 labels_of = st.lists(st.integers(0, 6), min_size=1, max_size=80).map(np.array)
@@ -78,16 +78,16 @@ def test_bad_arguments() -> None:
 
 
 def test_few_shots_are_taken_from_what_is_left() -> None:
-    pictures = Pictures(np.arange(40 * 3, dtype=np.uint8).reshape(40, 3, 1, 1), np.repeat([0, 1], 20))
+    pictures = ImageSplit(np.arange(40 * 3, dtype=np.uint8).reshape(40, 3, 1, 1), np.repeat([0, 1], 20))
     rows, kept = hold_out(pictures.labels, 0.2, seed=3)
-    train, held_out = divide(pictures, 0.2, None, seed=3)
+    train, held_out = train_val_split(pictures, 0.2, None, seed=3)
     assert held_out is not None
     assert np.array_equal(train.take(range(len(train))), pictures.take(rows))
     assert np.array_equal(held_out.take(range(len(held_out))), pictures.take(kept))
-    few, same = divide(pictures, 0.2, 3, seed=3)
+    few, same = train_val_split(pictures, 0.2, 3, seed=3)
     assert same is not None
     assert np.bincount(few.labels).tolist() == [3, 3]
     assert np.array_equal(same.take(range(len(same))), held_out.take(range(len(held_out))))
     taken, left = ({image.tobytes() for image in some.take(range(len(some))).numpy()} for some in (few, same))
     assert not taken & left
-    assert divide(pictures, 0.0, None)[1] is None
+    assert train_val_split(pictures, 0.0, None)[1] is None

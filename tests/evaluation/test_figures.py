@@ -9,7 +9,7 @@ import pytest
 from matplotlib.colors import to_rgba
 from PIL import Image
 
-from kedge.datasets import Dataset, Pictures
+from kedge.datasets import Dataset, ImageSplit
 from kedge.errors import ConfigError
 from kedge.evaluation import retrieval_grid
 from kedge.evaluation.figures import NEUTRAL, RIGHT, WRONG
@@ -21,7 +21,7 @@ def dataset() -> Dataset:
     images = rng.integers(0, 256, (12, 3, 8, 8)).astype(np.uint8)
     labels = np.arange(12) % 3
     return Dataset(
-        "tiny", ("ape", "bee", "a_class_with_a_long_name"), Pictures(images, labels), Pictures(images, labels)
+        "tiny", ("ape", "bee", "a_class_with_a_long_name"), ImageSplit(images, labels), ImageSplit(images, labels)
     )
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from kedge.datasets import Dataset, Pictures
+from kedge.datasets import Dataset, ImageSplit
 from kedge.encoders import build_encoder
 from kedge.errors import ConfigError, DataError
 from kedge.evaluation import METHODS, METRICS, evaluate, evaluate_embeddings, route, top_hits
@@ -85,10 +85,10 @@ def test_label_lists_are_all_right_or_all_wrong() -> None:
 def dataset() -> Dataset:
     rng = np.random.default_rng(0)
 
-    def split(rows: int) -> Pictures:
+    def split(rows: int) -> ImageSplit:
         labels = np.arange(rows) * 3 // rows
         images = rng.integers(0, 60, (rows, 3, 16, 16)) + labels[:, None, None, None] * 90
-        return Pictures(images.astype(np.uint8), labels)
+        return ImageSplit(images.astype(np.uint8), labels)
 
     return Dataset("harbour", CLASSES, split(60), split(21))
 

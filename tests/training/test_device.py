@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from kedge.datasets import Pictures
+from kedge.datasets import ImageSplit
 from kedge.encoders import build_encoder
 from kedge.images import Augmentation, Mixing
 from kedge.losses import CAMLoss, CrossEntropyLoss, RetrievalLoss
@@ -23,9 +23,9 @@ from kedge.training.module import RetrievalTraining
 from kedge.training.step import Draws, Outcome, Prepare, Step
 
 
-def pictures(count: int = 23) -> Pictures:
+def pictures(count: int = 23) -> ImageSplit:
     chance = np.random.default_rng(0)
-    return Pictures(chance.integers(0, 256, (count, 3, 8, 8), dtype=np.uint8), chance.integers(0, 4, count))
+    return ImageSplit(chance.integers(0, 256, (count, 3, 8, 8), dtype=np.uint8), chance.integers(0, 4, count))
 
 
 def test_batches_of_resident_pictures_are_those_of_a_loader() -> None:

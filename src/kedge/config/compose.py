@@ -119,14 +119,14 @@ def dataset_of(run: str | Path, overrides: Sequence[str] = (), *, trust: bool = 
 
 def held_out_of(run: str | Path, *, trust: bool = False) -> Any:
     """The dataset of a run with its held-out pictures in place of the test pictures, for choosing between runs."""
-    from kedge.datasets import divide
+    from kedge.datasets import train_val_split
 
     try:
         dataset = dataset_of(run, trust=trust)
     except (ConfigError, DataError) as error:
         raise DataError(f"The pictures that {run} held out cannot be had: {error}") from error
     split = load_config(Path(run) / CONFIG, builds=[]).split
-    train, held_out = divide(dataset.train, split.holdout, split.shots, split.seed)
+    train, held_out = train_val_split(dataset.train, split.holdout, split.shots, split.seed)
     if held_out is None:
         raise ConfigError(f"{run} held no pictures out (split.holdout={split.holdout:g}).")
     return replace(dataset, train=train, test=held_out)

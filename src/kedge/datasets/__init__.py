@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-from kedge.datasets.arrays import arrays
-from kedge.datasets.base import Dataset, Pictures
-from kedge.datasets.cifar100 import cifar100
+from kedge.datasets.base import Dataset, ImageSplit
+from kedge.datasets.benchmarks import cifar100, food101, svhn, tiny_imagenet
+from kedge.datasets.external import as_dataset, huggingface, is_external, stored
 from kedge.datasets.folder import folder
-from kedge.datasets.food101 import food101
-from kedge.datasets.given import as_dataset, is_given
-from kedge.datasets.huggingface import huggingface
+from kedge.datasets.npz import arrays
 from kedge.datasets.sample import sample
-from kedge.datasets.splits import divide, few_shot, hold_out, shot_counts
-from kedge.datasets.stored import stored
-from kedge.datasets.svhn import svhn
-from kedge.datasets.tiny_imagenet import tiny_imagenet
+from kedge.datasets.splits import few_shot, hold_out, shot_counts, train_val_split
 
 __all__ = [
     "Dataset",
-    "Pictures",
+    "ImageSplit",
     "arrays",
     "as_dataset",
     "cifar100",
-    "divide",
     "few_shot",
     "folder",
     "food101",
     "hold_out",
     "huggingface",
-    "is_given",
+    "is_external",
     "sample",
     "shot_counts",
     "stored",
     "svhn",
     "tiny_imagenet",
+    "train_val_split",
 ]

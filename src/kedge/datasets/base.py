@@ -14,13 +14,13 @@ from torch import Tensor
 
 from kedge.errors import DataError
 
-__all__ = ["Dataset", "Indices", "Pictures"]
+__all__ = ["Dataset", "ImageSplit", "Indices"]
 
 Indices = Sequence[int] | np.ndarray | Tensor
 
 
 @dataclass(frozen=True, eq=False)
-class Pictures:
+class ImageSplit:
     """One split: pictures, M x 3 x H x W, in memory or memory-mapped, and a label for each.
 
     With ``rows`` it is a view: picture i is ``images[rows[i]]``, while labels and paths are the view's own.
@@ -64,18 +64,18 @@ class Pictures:
         chosen = _as_array(indices)
         return torch.from_numpy(np.asarray(self.images[chosen if self.rows is None else self.rows[chosen]]))
 
-    def subset(self, indices: Indices) -> Pictures:
+    def subset(self, indices: Indices) -> ImageSplit:
         """A view of some of the pictures; nothing is copied."""
         chosen = _as_array(indices)
         rows = np.arange(len(self)) if self.rows is None else self.rows
         paths = None if self.paths is None else tuple(self.paths[index] for index in chosen)
-        return Pictures(self.images, self.labels[chosen], rows[chosen], paths)
+        return ImageSplit(self.images, self.labels[chosen], rows[chosen], paths)
 
     def __getitems__(self, indices: Indices) -> tuple[Tensor, Tensor]:
         """A batch: pictures and their labels."""
         return self.take(indices), torch.from_numpy(self.labels[_as_array(indices)])
 
-    def __reduce__(self) -> tuple[Callable[..., Pictures], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[Callable[..., ImageSplit], tuple[Any, ...]]:
         """Send a memory-mapped file to other processes by its name; numpy would send its contents."""
         images: Any = self.images
         if type(images) is np.memmap and type(images.base) is not np.memmap and images.filename is not None:
@@ -92,8 +92,8 @@ class Dataset:
 
     name: str
     classes: tuple[str, ...]
-    train: Pictures
-    test: Pictures
+    train: ImageSplit
+    test: ImageSplit
     flip: bool = True
     skipped: tuple[tuple[str, str], ...] = ()
 
@@ -137,10 +137,10 @@ class _MappedFile:
     offset: int
 
 
-def _rebuild(images: np.ndarray | _MappedFile, *rest: Any) -> Pictures:
+def _rebuild(images: np.ndarray | _MappedFile, *rest: Any) -> ImageSplit:
     if isinstance(images, _MappedFile):
         images = np.memmap(images.path, np.uint8, "r", images.offset, images.shape)
-    return Pictures(images, *rest)
+    return ImageSplit(images, *rest)
 
 
 def _as_array(indices: Indices) -> np.ndarray:

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, BinaryIO
 
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -31,6 +30,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from kedge.console import stderr
 from kedge.errors import DataError, DownloadError
 from kedge.io import atomic_write
 
@@ -245,7 +245,7 @@ def _move(whole: Path, destination: Path) -> None:
 
 
 def _progress(*columns: BarColumn | TransferSpeedColumn | TimeRemainingColumn) -> Progress:
-    console = Console(stderr=True)
+    console = stderr()
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),

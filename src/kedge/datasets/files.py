@@ -1,4 +1,4 @@
-"""Pictures of a dataset as files: class folders that `kedge train` and `kedge index` take."""
+"""ImageSplit of a dataset as files: class folders that `kedge train` and `kedge index` take."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from kedge.datasets.base import Pictures
+from kedge.datasets.base import ImageSplit
 
 __all__ = ["write_pictures"]
 
 
 def write_pictures(
-    folder: str | Path, pictures: Pictures, classes: tuple[str, ...], most: int
+    folder: str | Path, pictures: ImageSplit, classes: tuple[str, ...], most: int
 ) -> tuple[list[Path], list[str | None]]:
     """The first `most` pictures of each class as PNG in a folder of its name; the files, and the label of each."""
     files: list[Path] = []

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from kedge.datasets.base import Dataset
-from kedge.datasets.decoding import Decoded, decode
+from kedge.datasets.cache import Decoded, decode
 from kedge.datasets.splits import hold_out
 from kedge.errors import ConfigError, DataError
 from kedge.images import EXTENSIONS, list_classes, list_pictures
@@ -21,7 +21,7 @@ def folder(path: str | Path, size: int = 224, test_fraction: float = 0.1, seed: 
     """Read class folders, each picture resized and cropped to ``size`` pixels.
 
     ``path`` holds the class folders, of which ``test_fraction`` is split off for testing; or it holds
-    ``train/`` and ``test/`` (or ``val/``), each with class folders. Pictures that cannot be read are skipped
+    ``train/`` and ``test/`` (or ``val/``), each with class folders. ImageSplit that cannot be read are skipped
     and listed.
     """
     if size < 1:
@@ -50,8 +50,8 @@ def folder(path: str | Path, size: int = 224, test_fraction: float = 0.1, seed: 
     return Dataset(
         name=base.resolve().name,
         classes=tuple(str(name) for name in classes),
-        train=decoded.pictures(chosen[train], labels[train]),
-        test=decoded.pictures(chosen[test], labels[test]),
+        train=decoded.split(chosen[train], labels[train]),
+        test=decoded.split(chosen[test], labels[test]),
         skipped=(*decoded.skipped, *_loose(splits or (base,))),
     )
 
@@ -101,7 +101,7 @@ def _check_singles(base: Path, classes: np.ndarray, labels: np.ndarray, test_fra
 
 
 def _loose(folders: Sequence[Path]) -> list[tuple[str, str]]:
-    """Pictures beside the class folders instead of inside one."""
+    """ImageSplit beside the class folders instead of inside one."""
     beside = (file for folder in folders for file in sorted(folder.iterdir()) if file.is_file())
     return [
         (str(file), "lies outside the class folders")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import threading
 from collections.abc import Mapping
 from functools import cached_property
@@ -12,50 +11,21 @@ from typing import Any
 
 from PIL import Image
 
-from kedge.datasets.base import Dataset
 from kedge.datasets.sources import Label, Source
-from kedge.datasets.stored import keep, stored
+from kedge.deps import require
 from kedge.errors import DataError, DownloadError, PictureError
 from kedge.images import read_picture
 
-__all__ = ["HuggingFaceSource", "huggingface", "is_huggingface", "splits_of"]
+__all__ = ["HuggingFaceSource", "is_huggingface", "load_huggingface", "splits_of"]
 
 _TESTS = ("test", "validation", "val", "valid")
-
-
-def huggingface(
-    path: str | Path,
-    name: str | None = None,
-    revision: str | None = None,
-    image: str | None = None,
-    label: str | None = None,
-    size: int | None = None,
-    test_fraction: float = 0.1,
-    seed: int = 0,
-    flip: bool = True,
-) -> Dataset:
-    """Read a dataset with an Image column and a ClassLabel or string column.
-
-    Args:
-        path: its name on the Hub, or a folder: one that ``save_to_disk`` left, or of pictures or Parquet files.
-        name: its configuration, where it has several.
-        revision: a commit, branch or tag on the Hub.
-        image: the column of the pictures; by default the one of type Image.
-        label: the column of the classes; by default the one of type ClassLabel, else the one of strings.
-        size: side of the pictures; by default that of the pictures where all are small squares, else 224.
-        test_fraction: the share split off for testing where there is no split called test or validation.
-        seed: of that division.
-        flip: False where mirroring changes the class.
-    """
-    train, test = splits_of(_load(str(path), name, revision), image, label, called=Path(path).name)
-    return stored(keep(train, test, size=size), test_fraction=test_fraction, seed=seed, flip=flip)
 
 
 class HuggingFaceSource(Source):
     """One split: the files' bytes as they are stored, decoded by Kedge."""
 
     def __init__(self, dataset: Any, image: str | None = None, label: str | None = None, called: str = "") -> None:
-        datasets = _import_datasets()
+        datasets = _library()
         self.name = called or str(getattr(dataset.info, "dataset_name", None) or "huggingface")
         if not isinstance(dataset, datasets.Dataset):
             found = type(dataset).__name__
@@ -175,8 +145,9 @@ def splits_of(
     return train, None
 
 
-def _load(path: str, name: str | None, revision: str | None) -> Any:
-    datasets, local = _import_datasets(), Path(path).expanduser()
+def load_huggingface(path: str, name: str | None, revision: str | None) -> Any:
+    """The library's object, from a folder or from the Hub."""
+    datasets, local = _library(), Path(path).expanduser()
     if not local.is_dir() and path.startswith((".", "/", "~")):
         raise DataError(f"There is no folder {path}: check dataset.path.")
     try:
@@ -193,13 +164,8 @@ def _load(path: str, name: str | None, revision: str | None) -> Any:
         ) from error
 
 
-def _import_datasets() -> ModuleType:
-    try:
-        return importlib.import_module("datasets")
-    except ImportError as error:
-        raise DataError(
-            "Hugging Face datasets need the library datasets, which is not installed: pip install 'kedge[huggingface]'."
-        ) from error
+def _library() -> ModuleType:
+    return require("datasets", extra="huggingface", purpose="A Hugging Face dataset")
 
 
 def _state(file: Path) -> list[Any]:

@@ -7,7 +7,7 @@ from importlib import resources
 import numpy as np
 from PIL import Image
 
-from kedge.datasets.base import Dataset, Pictures
+from kedge.datasets.base import Dataset, ImageSplit
 
 __all__ = ["sample"]
 
@@ -33,7 +33,7 @@ def sample() -> Dataset:
     return Dataset(name="sample", classes=CLASSES, train=_pictures("train"), test=_pictures("test"))
 
 
-def _pictures(split: str) -> Pictures:
+def _pictures(split: str) -> ImageSplit:
     """Cut one sheet into its images: class after class, ``COLUMNS`` to a row."""
     with (
         resources.files("kedge.datasets").joinpath("sample", f"{split}.png").open("rb") as stream,
@@ -42,4 +42,4 @@ def _pictures(split: str) -> Pictures:
         sheet = np.asarray(picture)
     tiles = sheet.reshape(-1, _SIDE, COLUMNS, _SIDE).transpose(0, 2, 1, 3).reshape(-1, 1, _SIDE, _SIDE)
     labels = np.repeat(np.arange(len(CLASSES), dtype=np.int64), PER_CLASS[split])
-    return Pictures(images=np.repeat(tiles, 3, axis=1), labels=labels)
+    return ImageSplit(images=np.repeat(tiles, 3, axis=1), labels=labels)

@@ -6,13 +6,15 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from kedge.datasets.base import Pictures
+from kedge.datasets.base import ImageSplit
 from kedge.errors import ConfigError
 
-__all__ = ["divide", "few_shot", "hold_out", "shot_counts"]
+__all__ = ["few_shot", "hold_out", "shot_counts", "train_val_split"]
 
 
-def divide(train: Pictures, holdout: float, shots: int | None, seed: int = 0) -> tuple[Pictures, Pictures | None]:
+def train_val_split(
+    train: ImageSplit, holdout: float, shots: int | None, seed: int = 0
+) -> tuple[ImageSplit, ImageSplit | None]:
     """The pictures that are trained on (with `shots`, so many of each class), and those held out, if any."""
     rows, kept = hold_out(train.labels, holdout, seed)
     if shots is not None:

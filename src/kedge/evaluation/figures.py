@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from kedge.datasets import Dataset, Pictures
+from kedge.datasets import Dataset, ImageSplit
 from kedge.errors import ConfigError
 from kedge.metrics import nearest
 from kedge.model import Model, embed_pictures
@@ -90,7 +90,7 @@ def retrieval_grid(
     return figure
 
 
-def _draw(axes: Axes, pictures: Pictures, row: int, name: str, colour: str) -> None:
+def _draw(axes: Axes, pictures: ImageSplit, row: int, name: str, colour: str) -> None:
     axes.imshow(pictures.take([row])[0].permute(1, 2, 0).numpy(), interpolation="nearest")
     axes.set_xticks([])
     axes.set_yticks([])

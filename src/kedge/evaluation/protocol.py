@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kedge.datasets import Dataset, Pictures, as_dataset, is_given
+from kedge.datasets import Dataset, ImageSplit, as_dataset, is_external
 from kedge.distributed import all_gather_rows, broadcast_object, shard_range, world_size
 from kedge.errors import ConfigError, DataError
 from kedge.evaluation.report import METRICS, Report
@@ -24,7 +24,7 @@ from kedge.metrics.ranking import Rest
 from kedge.model import Model, embed_pictures
 
 _BATCH = {"cpu": 256, "cuda": 2048}
-"""Pictures embedded at a time."""
+"""ImageSplit embedded at a time."""
 
 
 def evaluate_embeddings(
@@ -90,7 +90,7 @@ def evaluate(model: Model, dataset: Any, *, batch_size: int | None = None, limit
     set; the gallery stays whole. In a process group of torch.distributed all processes must call this: each embeds
     and ranks a share, and all return the same report.
     """
-    if isinstance(model, Model) and is_given(dataset):
+    if isinstance(model, Model) and is_external(dataset):
         dataset = as_dataset(dataset, most=model.preprocessing.size or 224, classes=model.classes)
     if not isinstance(model, Model) or not isinstance(dataset, Dataset):
         raise ConfigError(
@@ -143,7 +143,7 @@ def evaluate(model: Model, dataset: Any, *, batch_size: int | None = None, limit
     return replace(report, meta={**report.meta, "seconds": broadcast_object(seconds)})
 
 
-def _embedded(model: Model, pictures: Pictures, batch_size: int, title: str) -> tuple[Tensor, Tensor]:
+def _embedded(model: Model, pictures: ImageSplit, batch_size: int, title: str) -> tuple[Tensor, Tensor]:
     """Embeddings and routes of all pictures, of which each process makes a share: whole batches, where it can."""
     shared = len(pictures) >= world_size() > 1
     if shared:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kedge.datasets.given import sources_of
+from kedge.datasets.external import sources_of
 from kedge.datasets.sources import Source
 from kedge.errors import ConfigError, PictureError
 from kedge.gallery.pictures import Batch, Known, is_text, read_ahead

@@ -13,7 +13,7 @@ import pyarrow as pa
 from filelock import FileLock, Timeout
 from PIL import Image
 
-from kedge.datasets import is_given
+from kedge.datasets import is_external
 from kedge.errors import ConfigError, GalleryError
 from kedge.gallery.adding import Added, Adding, pictures_of
 from kedge.gallery.anchors import Anchors
@@ -271,7 +271,7 @@ class Gallery:
             raise ConfigError(f"{self.place} was made without a model: use add_embeddings.")
         if commit_every is not None and commit_every < 1:
             raise ConfigError(f"commit_every must be at least 1, found {commit_every}.")
-        files, names = pictures_of(source, labels) if is_given(source) else listed(source, labels)
+        files, names = pictures_of(source, labels) if is_external(source) else listed(source, labels)
         names = stored_labels(names)
         columns = _checked_metadata(metadata, len(files))
         adding = Adding(self._record, self.model, self.thumbnails, progress or (lambda _: None))

@@ -10,14 +10,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
-from kedge.datasets import Pictures
+from kedge.datasets import ImageSplit
 from kedge.errors import ConfigError
 
 __all__ = ["embed_pictures"]
 
 
 def embed_pictures(
-    embed: Callable[[Tensor], Tensor], pictures: Pictures, *, batch_size: int = 256, title: str = "pictures"
+    embed: Callable[[Tensor], Tensor], pictures: ImageSplit, *, batch_size: int = 256, title: str = "pictures"
 ) -> Tensor:
     """What ``embed`` (such as ``Model.embed_pixels``) makes of all pictures, float32 on its device.
 

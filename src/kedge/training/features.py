@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from kedge.datasets import Pictures
+from kedge.datasets import ImageSplit
 from kedge.distributed import all_gather_rows, broadcast_object, is_rank_zero, shard_range, world_size
 from kedge.encoders import Encoder
 from kedge.images import Preprocessing
@@ -24,7 +24,7 @@ _BATCH = 64
 
 
 def cached_features(
-    path: Path, pictures: Pictures, encoder: Encoder, preprocessing: Preprocessing, device: torch.device
+    path: Path, pictures: ImageSplit, encoder: Encoder, preprocessing: Preprocessing, device: torch.device
 ) -> Features:
     """What the head will see of `pictures`: read from `path` if a run left it there, computed otherwise.
 
@@ -50,7 +50,7 @@ def cached_features(
     return Features(values, torch.from_numpy(pictures.labels))
 
 
-def class_means(embed: Callable[[Tensor], Tensor], pictures: Pictures, classes: int) -> Tensor:
+def class_means(embed: Callable[[Tensor], Tensor], pictures: ImageSplit, classes: int) -> Tensor:
     """The mean embedding of each class, classes × dim; zero for a class without pictures."""
     title = "pictures for the class means"
     embeddings = embed_pictures(embed, pictures, batch_size=_BATCH, title=title).cpu()

@@ -20,7 +20,7 @@ from rich.console import Console
 from torch import Tensor
 
 from kedge.config.compose import CONFIG, DATASET, build, build_dataset, build_loss, load_config, loss_heads
-from kedge.datasets import Dataset, divide
+from kedge.datasets import Dataset, train_val_split
 from kedge.distributed import broadcast_object, init_process_group, is_rank_zero, is_torchrun, rank_zero_first
 from kedge.encoders import Encoder, published_settings
 from kedge.errors import ConfigError, DataError
@@ -142,7 +142,9 @@ class _Run:
         # What its loader warns of, the leader tells.
         with contextlib.nullcontext() if is_rank_zero() else contextlib.redirect_stderr(None):
             self.dataset: Dataset = build_dataset(config.dataset)
-        self.pictures, self.held_out = divide(self.dataset.train, self.split.holdout, self.split.shots, self.split.seed)
+        self.pictures, self.held_out = train_val_split(
+            self.dataset.train, self.split.holdout, self.split.shots, self.split.seed
+        )
         published = self._published.get("input_size") if self.recipe.freeze else None
         size = self.recipe.size or (published[-1] if published else min(self.dataset.train.size))
         self.encoder, self.loss = self._network(size)

@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 
 from kedge.config.compose import compose, quoted
-from kedge.datasets.given import is_given, keep_given
+from kedge.datasets.external import is_external, keep_external
 from kedge.encoders import fetch_weights, published_settings
 from kedge.encoders.huggingface import HF
 from kedge.errors import ConfigError, DataError, WeightsError
@@ -31,7 +31,7 @@ def overrides_for(source: Any, overrides: Sequence[str] = ()) -> list[str]:
     frozen pretrained encoder, if its weights can be had; otherwise an encoder is trained from scratch, and a line says
     so. What the user names is left alone, and so are sweeps.
     """
-    if is_given(source):
+    if is_external(source):
         return _of_given(source, overrides)
     if not isinstance(source, (str, Path)):
         found = type(source).__name__
@@ -55,7 +55,7 @@ def _of_given(source: Any, overrides: Sequence[str]) -> list[str]:
     own = _without(overrides, _OF_THE_DATASET)
     how = _how_to_train(["dataset=stored", "dataset.path=later"], own)
     most = int(_value(how, "dataset.size") or _SIDE)
-    path = keep_given(source, size=None if size is None else int(size), most=most, image=image, label=label)
+    path = keep_external(source, size=None if size is None else int(size), most=most, image=image, label=label)
     return ["dataset=stored", f"dataset.path={quoted(path)}", *_without(how, _OF_THE_DATASET), *own]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kedge.datasets.base import Dataset, Pictures
+from kedge.datasets.base import Dataset, ImageSplit
 from kedge.errors import DataError
 
 __all__ = ["arrays"]
@@ -18,7 +18,7 @@ _NEEDED = ("x_train", "y_train", "x_test", "y_test")
 def arrays(path: str | Path, flip: bool = True) -> Dataset:
     """Read x_train, y_train, x_test, y_test and, if there are names, classes from an .npz file.
 
-    Pictures are uint8, N x H x W x 3 or, grey, N x H x W; labels are integers from 0.
+    ImageSplit are uint8, N x H x W x 3 or, grey, N x H x W; labels are integers from 0.
     """
     path = Path(path).expanduser()
     found = _load(path)
@@ -52,7 +52,7 @@ def _load(path: Path) -> dict[str, np.ndarray]:
         raise DataError(f"{path} cannot be read as an .npz file of plain arrays, as numpy.savez writes.") from error
 
 
-def _pictures(path: Path, found: dict[str, np.ndarray], split: str) -> Pictures:
+def _pictures(path: Path, found: dict[str, np.ndarray], split: str) -> ImageSplit:
     images, labels = found[f"x_{split}"], found[f"y_{split}"]
     if images.dtype != np.uint8 or images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] != 3):
         raise DataError(
@@ -65,4 +65,4 @@ def _pictures(path: Path, found: dict[str, np.ndarray], split: str) -> Pictures:
         )
     if images.ndim == 3:
         images = np.repeat(images[..., None], 3, axis=3)
-    return Pictures(np.ascontiguousarray(images.transpose(0, 3, 1, 2)), labels)
+    return ImageSplit(np.ascontiguousarray(images.transpose(0, 3, 1, 2)), labels)

@@ -18,12 +18,11 @@ from torchvision.datasets import FakeData, ImageFolder
 from torchvision.transforms import PILToTensor, ToTensor
 
 from kedge.config.compose import build_dataset, compose
-from kedge.datasets import as_dataset, folder, huggingface, is_given
-from kedge.datasets.decoding import decode_each
+from kedge.datasets import as_dataset, folder, huggingface, is_external
+from kedge.datasets.cache import decode_each
 from kedge.datasets.download import data_root
-from kedge.datasets.given import keep_given
+from kedge.datasets.external import keep_external, stored
 from kedge.datasets.huggingface import HuggingFaceSource
-from kedge.datasets.stored import stored
 from kedge.errors import DataError, DownloadError
 from kedge.images import Preprocessing
 
@@ -92,19 +91,19 @@ def test_kinds_of_pictures_and_labels_are_one() -> None:
         assert (len(dataset.train), len(dataset.test)) == (18, 2)
         assert everything(dataset) == wanted
     # The same content is kept once, whatever gave it.
-    assert len(list(keep_given(Own(kinds[0], ["a", "b"])).parent.glob("*.npy"))) == 1
+    assert len(list(keep_external(Own(kinds[0], ["a", "b"])).parent.glob("*.npy"))) == 1
 
 
 def test_each_picture_is_read_once_but_for_a_few_looks_at_their_size() -> None:
     source = Own([(picture, row % 2) for row, picture in enumerate(arrays(60))])
-    path = keep_given(source, size=8)
+    path = keep_external(source, size=8)
     assert set(source.read.values()) == {1}
     before = path.stat().st_mtime_ns
     opened = stored(path)
     assert isinstance(opened.train.images, np.memmap)
     assert path.stat().st_mtime_ns == before
     source.read.clear()
-    keep_given(source)
+    keep_external(source)
     assert sum(source.read.values()) == 60 + 16
 
 
@@ -168,7 +167,7 @@ def test_unreadable_pictures_are_skipped_and_listed(photos: Path) -> None:
         ([(np.zeros((8, 8, 3), np.uint8), [0, 1])], "label"),
         ([(np.zeros((8, 8, 3), np.uint8), 0)], "one class only"),
         ([(np.zeros((8, 8, 3), np.uint8), label) for label in (0, 9)], "number the classes from 0"),
-        ([], "no pictures"),
+        ([], "no images"),
     ],
 )
 def test_what_cannot_be_used_is_one_sentence(items: list[Any], words: str) -> None:
@@ -183,10 +182,10 @@ def test_a_stream_has_no_numbers() -> None:
         def __iter__(self) -> Any:
             yield 0
 
-    assert is_given(Stream())
+    assert is_external(Stream())
     with pytest.raises(DataError, match="map-style"):
         as_dataset(Stream())
-    assert not any(map(is_given, ("photos", Path("photos"), ["a.png"], {}, {"train": "photos"}, 3)))
+    assert not any(map(is_external, ("photos", Path("photos"), ["a.png"], {}, {"train": "photos"}, 3)))
 
 
 def test_what_was_kept_and_is_gone(tmp_path: Path) -> None:
@@ -206,7 +205,7 @@ def test_decoding_in_threads_reads_one_at_a_time() -> None:
                 inside.release()
 
     assert len(as_dataset(Single([(picture, row % 2) for row, picture in enumerate(arrays(40))])).train) == 36
-    assert [pixels.shape for pixels in decode_each([1], 4, lambda _: Image.new("RGB", (9, 4)))] == [(3, 4, 4)]  # type: ignore[union-attr]
+    assert [pixels.shape for pixels in decode_each(1, 4, lambda _: Image.new("RGB", (9, 4)))] == [(3, 4, 4)]  # type: ignore[union-attr]
 
 
 # ---------------------------------------------------------------------- Hugging Face
