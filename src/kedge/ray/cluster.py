@@ -46,8 +46,8 @@ def connect(address: str | None = None, workers: int | None = None) -> Iterator[
     if workers is not None and workers < 1:
         raise ConfigError(f"workers must be at least 1, found {workers}.")
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # its core writes to the terminal, past any logger
-    ray = require("ray", extra="scale", purpose="--runner ray")
-    require("lance_ray", extra="scale", purpose="--runner ray")
+    ray = require("ray", extra="scale", purpose="A Ray cluster")
+    require("lance_ray", extra="scale", purpose="A Ray cluster")
     if ray.is_initialized():
         with _unwrap_errors():
             yield _resources()
