@@ -52,9 +52,8 @@ def test_the_same_hits(tmp_path: Path, lists: str) -> None:
     assert build_index(gallery) == 560
     gallery.optimize()
     gallery.calibrate(vectors[:50])
-    for probes in (1, 99):
-        assert_agree(gallery, queries, 30, probes=probes)
-    assert_agree(gallery, queries, 700, probes=2, where="size < 300 AND label IS NOT NULL")
+    assert_agree(gallery, queries, 30, probes=1)
+    assert_agree(gallery, queries[:2], 700, probes=99, where="size < 300 AND label IS NOT NULL")
     assert_agree(gallery, queries[:1], 5, probes=2, exclude_id=gallery.search(queries[0], 1, probes=2).ids[0])
 
     for wrong, sentence in (({"k": 0}, "k must be"), ({"probes": 0}, "probes must"), ({"where": "size <"}, "where=")):
@@ -68,8 +67,6 @@ def test_the_same_hits(tmp_path: Path, lists: str) -> None:
     with pytest.raises(GalleryError, match="has items that its index does not know"):
         search_with_ray(gallery, queries)
     assert build_index(gallery) == 50
-    gallery.optimize()
-    assert_agree(gallery, queries, 30, probes=2)
     # A new one does not.
     gallery.add_embeddings(chance.normal(size=(50, DIM)), ["newer"] * 50)
     assert build_index(gallery) == 660

@@ -137,7 +137,7 @@ def test_what_is_refused(gallery: Gallery, tmp_path: Path, photos: Path, monkeyp
     with pytest.raises(ConfigError, match="made without a model"):
         index_with_ray(Gallery.create(tmp_path / "vectors", dim=3), photos)
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ConfigError, match=r"A Ray cluster needs ray, which is not installed: pip install 'kedge\[scale\]'"):
+    with pytest.raises(ConfigError, match=r"needs ray, which is not installed: pip install 'kedge\[scale\]'"):
         index_with_ray(gallery, photos)
 
 
