@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -95,3 +96,10 @@ except kedge.KedgeError as error:
     said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
     assert said.startswith("No Ray cluster answers at 127.0.0.1:1: check --address")
     assert len(said.splitlines()) == 1
+
+
+def test_the_former_name_of_the_package() -> None:
+    sys.modules.pop("kedge.scale", None)
+    with pytest.warns(DeprecationWarning, match=r"kedge\.scale is called kedge\.ray now"):
+        former = importlib.import_module("kedge.scale")
+    assert former.search_with_ray is search_with_ray

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from kedge.deps import require
 from kedge.errors import ConfigError, GalleryError, KedgeError
+from kedge.gallery.schema import first_line
 
 __all__ = ["Cluster", "connect"]
 
@@ -114,7 +115,7 @@ def _start(folder: str, workers: int | None) -> None:
             _system_config={"idle_worker_killing_time_threshold_ms": 60_000},
         )
     except (OSError, RuntimeError, ValueError, TimeoutError) as error:
-        raise ConfigError(f"Ray could not be started on this machine: {_first_line(error)}") from error
+        raise ConfigError(f"Ray could not be started on this machine: {first_line(error)}") from error
 
 
 def _resources() -> Cluster:
@@ -143,10 +144,6 @@ def _unwrap_errors() -> Iterator[None]:
         if not isinstance(error, RayError):
             raise
         raise GalleryError(f"A worker failed ({_last_line(error)}): what the gallery held before stays.") from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _last_line(error: BaseException) -> str:
