@@ -7,7 +7,6 @@ from kedge import Gallery
 from kedge.gallery import anchor_index, anchors
 from kedge.gallery.anchor_index import AnchorIndex
 from kedge.gallery.anchors import Anchors
-from kedge.losses.anchors import init_anchors
 
 
 def flat(points: np.ndarray, queries: np.ndarray, count: int) -> np.ndarray:
@@ -15,9 +14,14 @@ def flat(points: np.ndarray, queries: np.ndarray, count: int) -> np.ndarray:
     return np.argsort(squares, axis=1, kind="stable")[:, :count]
 
 
+def anchors_apart(count: int) -> np.ndarray:
+    """Anchors with room between them, as training leaves them."""
+    return 3 * np.random.default_rng(0).standard_normal((count, 16)).astype(np.float32)
+
+
 @pytest.fixture(scope="module")
 def many() -> np.ndarray:
-    return init_anchors(3000, 16).numpy()
+    return anchors_apart(3000)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +52,7 @@ def test_distances_are_those_of_the_anchors_found(many: np.ndarray, near: np.nda
 
 
 def test_all_anchors_can_be_asked_for(near: np.ndarray) -> None:
-    few = init_anchors(300, 16).numpy()
+    few = anchors_apart(300)
     numbers, _ = AnchorIndex.build(few).nearest(near, 300)
     np.testing.assert_array_equal(np.sort(numbers, axis=1), np.tile(np.arange(300), (len(near), 1)))
     alone, _ = AnchorIndex.build(few).nearest(near[:1], 500)
@@ -61,7 +65,7 @@ def test_who_is_nearer_than_half_the_gap_is_found_in_few_cells(
     index = AnchorIndex.build(many)
     read = []
     monkeypatch.setattr(
-        anchor_index, "read_together", lambda *a, _real=anchor_index.read_together: read.append(1) or _real(*a)
+        anchor_index, "parallel_cdist", lambda *a, _real=anchor_index.parallel_cdist: read.append(1) or _real(*a)
     )
     for query in near[:50]:
         index.nearest(query[None], 1)
@@ -91,7 +95,7 @@ def test_a_gallery_of_many_classes_searches_as_one_that_looks_at_all(
     items = many[homes] + 0.2 * chance.standard_normal((6000, 16)).astype(np.float32)
     found = {}
     for name, limit in (("flat", 10**9), ("indexed", 1000)):
-        monkeypatch.setattr(anchors, "MANY", limit)
+        monkeypatch.setattr(anchors, "MIN_ANCHORS", limit)
         gallery = Gallery.create(tmp_path / name, anchors=many, lists="anchor")
         gallery.add_embeddings(items)
         gallery.optimize()
@@ -99,7 +103,7 @@ def test_a_gallery_of_many_classes_searches_as_one_that_looks_at_all(
         assert (again.snapshot().anchors.index is not None) == (name == "indexed")
         found[name] = again.search_embeddings(near, k=5, probes=4)
         assert [hit.id for hit in again.search(near[0], k=5, probes=4)] == found[name][0].ids
-        assert len(again.search(near[0], k=50, at_least=50)) == 50
+        assert len(again.search(near[0], k=50, min_candidates=50)) == 50
         again.add_embeddings(near[:2] + 100, labels=["new", "new"])
         assert again.search(near[0] + 100, k=1).hits[0].label == "new"
     same = [a.ids == b.ids for a, b in zip(found["flat"], found["indexed"], strict=True)]
