@@ -90,17 +90,17 @@ def test_order_survives_batches_and_generators(model: Model) -> None:
 
 
 @pytest.mark.parametrize("head", ["bounded", "unit"])
-def test_a_mirrored_picture_is_the_same_to_a_model_that_looks_twice(head: str, tmp_path: Path) -> None:
+def test_flip_tta_makes_an_image_and_its_mirror_image_the_same(head: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     encoder = build_encoder("resnet10", dim=DIM, stem="imagenet", head=head).eval()
     nn.init.normal_(encoder.head.linear.weight)
     images = torch.randint(256, (4, 3, 16, 16), dtype=torch.uint8)
     found = {}
-    for mirror in (False, True):
-        preprocessing = Preprocessing(size=16, mirror=mirror)
-        Model(encoder, anchors=None, classes=CLASSES, preprocessing=preprocessing).save(tmp_path / str(mirror))
-        model = Model.load(tmp_path / str(mirror), device="cpu")
-        found[mirror] = [model.embed_pixels(each) for each in (images, images.flip(-1))]
+    for flip_tta in (False, True):
+        preprocessing = Preprocessing(size=16, flip_tta=flip_tta)
+        Model(encoder, anchors=None, classes=CLASSES, preprocessing=preprocessing).save(tmp_path / str(flip_tta))
+        model = Model.load(tmp_path / str(flip_tta), device="cpu")
+        found[flip_tta] = [model.embed_pixels(each) for each in (images, images.flip(-1))]
     torch.testing.assert_close(*found[True])
     assert not torch.allclose(*found[False], atol=1e-3)
     if head == "bounded":
@@ -151,7 +151,7 @@ def test_embedding_leaves_training_alone() -> None:
         (torch.zeros(4, 5, 3, dtype=torch.uint8), ["3 x H x W", "4 x 5 x 3"]),
         (torch.zeros(3, 4, 5), ["float32"]),
         (7, ["int"]),
-        ([None], ["picture 0", "NoneType"]),
+        ([None], ["image 0", "NoneType"]),
     ],
 )
 def test_wrong_pictures(model: Model, picture: object, words: list[str]) -> None:
@@ -167,7 +167,7 @@ def test_unreadable_pictures(model: Model, pixels: np.ndarray, tmp_path: Path) -
     path.write_bytes(content[: len(content) // 2])
     with pytest.raises(PictureError, match=r"cut\.png"):
         model.embed([pixels, path, pixels])
-    with pytest.raises(PictureError, match="picture 1 "):
+    with pytest.raises(PictureError, match="image 1 "):
         model.embed([pixels, Image.open(path)])
     with pytest.raises(PictureError, match=r"none\.jpg"):
         model.embed(tmp_path / "none.jpg")

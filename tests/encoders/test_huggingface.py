@@ -12,7 +12,8 @@ from PIL import Image
 
 from kedge import Model, train
 from kedge.config.compose import compose
-from kedge.encoders import Encoder, build_encoder, fetch_weights, huggingface, published_settings
+from kedge.encoders import Encoder, build_encoder, fetch_weights, pretrained_cfg
+from kedge.encoders import transformers as adapter
 from kedge.errors import ConfigError, ModelError, WeightsError
 from kedge.images import Preprocessing
 from kedge.training import overrides_for
@@ -84,7 +85,7 @@ def test_features_are_the_librarys_and_survive_a_model_folder(
     model = Model(encoder, anchors=torch.eye(5), classes=list("abcde"), preprocessing=Preprocessing(size=side))
     model.save(tmp_path / "model")
     # Whatever is needed lies in the folder: the weights' own one may be gone.
-    monkeypatch.setattr(huggingface, "fetch_folder", lambda *_, **__: pytest.fail("the Hub was asked"))
+    monkeypatch.setattr(adapter, "fetch_folder", lambda *_, **__: pytest.fail("the Hub was asked"))
     loaded = Model.load(tmp_path / "model", device="cpu")
     assert torch.equal(loaded.embed(pixels), model.embed(pixels))
     assert loaded.fingerprint == model.fingerprint
@@ -102,11 +103,11 @@ def test_other_sizes(folders: dict[str, Path]) -> None:
 
 def test_what_the_image_processor_says(folders: dict[str, Path]) -> None:
     wanted = {"mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.4), "input_size": (3, 32, 32), "interpolation": "bicubic"}
-    assert published_settings(f"hf:{folders['vit']}") == wanted
+    assert pretrained_cfg(f"hf:{folders['vit']}") == wanted
     assert build_encoder(f"hf:{folders['vit']}").backbone.pretrained_cfg == wanted
-    assert published_settings(f"hf:{folders['swin']}") == {"input_size": (3, 32, 32)}
-    assert published_settings("timm:vit_tiny_patch16_384")["input_size"] == (3, 384, 384)
-    assert published_settings("resnet18") == {}
+    assert pretrained_cfg(f"hf:{folders['swin']}") == {"input_size": (3, 32, 32)}
+    assert pretrained_cfg("timm:vit_tiny_patch16_384")["input_size"] == (3, 384, 384)
+    assert pretrained_cfg("resnet18") == {}
 
 
 @pytest.fixture

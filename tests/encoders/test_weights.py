@@ -16,7 +16,7 @@ import safetensors.torch
 import torch
 import torchvision
 
-from kedge.encoders import build_encoder, fetch_weights, published
+from kedge.encoders import build_encoder, fetch_weights, pretrained
 from kedge.errors import WeightsError
 from kedge.images import Preprocessing
 from kedge.model import Model
@@ -230,7 +230,7 @@ def test_stalled_download(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def log_message(self, *_: object) -> None:
             pass
 
-    monkeypatch.setattr(published, "STALL_SECONDS", 0.2)
+    monkeypatch.setattr(pretrained, "STALL_SECONDS", 0.2)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Stalling) as http_server:
         thread = threading.Thread(target=http_server.serve_forever)
         thread.start()
@@ -241,8 +241,8 @@ def test_stalled_download(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         thread.join()
 
 
-def test_weights_that_are_not_published(hub: Path) -> None:
-    with pytest.raises(WeightsError, match="resnet10 has no published weights"):
+def test_weights_that_do_not_exist(hub: Path) -> None:
+    with pytest.raises(WeightsError, match="resnet10 has no pretrained weights"):
         fetch_weights("resnet10")
     with pytest.raises(WeightsError, match="IMAGENET1K_V1"):
         build_encoder("resnet18", weights="IMAGENET22K")

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from kedge.errors import DataError
-from kedge.images import list_classes, list_pictures
+from kedge.images import list_classes, list_images
 
 
 def touch(*paths: Path) -> None:
@@ -18,7 +18,7 @@ def touch(*paths: Path) -> None:
 
 
 def names(folder: Path) -> list[str]:
-    return [path.relative_to(folder).as_posix() for path in list_pictures(folder)]
+    return [path.relative_to(folder).as_posix() for path in list_images(folder)]
 
 
 def test_lists_recursively_and_sorted(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_classes_are_first_level_folders(tmp_path: Path) -> None:
     assert labels == [0, 0, 1, 1, 2]
 
 
-@pytest.mark.parametrize("listing", [list_pictures, list_classes])
+@pytest.mark.parametrize("listing", [list_images, list_classes])
 def test_what_is_no_folder(tmp_path: Path, listing) -> None:
     with pytest.raises(DataError, match=r"There is no folder .*absent"):
         listing(tmp_path / "absent")

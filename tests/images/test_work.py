@@ -14,7 +14,7 @@ from PIL.GifImagePlugin import GifImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
 from kedge.errors import PictureError
-from kedge.images import MAX_PIXELS, read_picture
+from kedge.images import MAX_PIXELS, read_image
 
 
 def encoded(image: Image.Image, kind: str, **options: object) -> bytes:
@@ -44,18 +44,18 @@ def test_a_jpeg_of_very_many_scans_is_refused_undecoded(between: bytes, monkeypa
     assert len(bomb) < 1_000_000
     must_not_decode(monkeypatch)
     with pytest.raises(PictureError, match=r"it has 2,00\d scans of 7000 x 7000 pixels, which is too much to decode"):
-        read_picture(bomb)
+        read_image(bomb)
 
 
 def test_the_bomb_is_a_picture() -> None:
-    assert read_picture(with_scans(70, 2000, b"\xff\xfe\x00\x06\xff\xd9\xff\xd9")).size == (70, 70)
+    assert read_image(with_scans(70, 2000, b"\xff\xfe\x00\x06\xff\xd9\xff\xd9")).size == (70, 70)
 
 
 def test_what_follows_a_jpeg_or_stands_in_its_segments_is_no_scan() -> None:
     """Telephones put films behind their pictures, and previews into segments."""
     whole = encoded(Image.new("RGB", (4000, 3000), "red"), "JPEG", progressive=True)
     segment = b"\xff\xe5\xff\xff" + (b"\xff\xda\x00" * 22_000)[:65_533]
-    assert read_picture(whole[:2] + segment + whole[2:] + b"\xff\xda\x00\x08" * 100_000).size == (4000, 3000)
+    assert read_image(whole[:2] + segment + whole[2:] + b"\xff\xda\x00\x08" * 100_000).size == (4000, 3000)
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "TGA", "TIFF", "BMP"])
@@ -65,15 +65,15 @@ def test_few_bytes_that_say_many_pixels_are_refused_undecoded(kind: str, monkeyp
     must_not_decode(monkeypatch)
     assert MAX_PIXELS == 10_000 * 10_000
     with pytest.raises(PictureError, match=r"it says 10000 x 10000 pixels, which its [\d,]+ bytes cannot hold"):
-        read_picture(bytes(data))
+        read_image(bytes(data))
 
 
 def test_large_jpegs_are_decoded_at_a_part_of_their_size() -> None:
     for side, expected in ((4000, 4000), (4100, 2050), (8300, 2075)):
-        assert read_picture(encoded(Image.new("L", (side, side)), "JPEG")).size == (expected, expected)
-    assert read_picture(encoded(Image.new("L", (9000, 1000)), "JPEG")).size == (9000, 1000)
+        assert read_image(encoded(Image.new("L", (side, side)), "JPEG")).size == (expected, expected)
+    assert read_image(encoded(Image.new("L", (9000, 1000)), "JPEG")).size == (9000, 1000)
     columns = np.tile(np.linspace(0, 255, 4200).astype(np.uint8), (4200, 1))
-    small = np.asarray(read_picture(encoded(Image.fromarray(columns), "JPEG", quality=90)))[1000, :, 0]
+    small = np.asarray(read_image(encoded(Image.fromarray(columns), "JPEG", quality=90)))[1000, :, 0]
     assert np.abs(small - np.linspace(0, 255, 2100)).max() < 6
 
 
@@ -87,7 +87,7 @@ def test_frames_are_never_counted(monkeypatch: pytest.MonkeyPatch) -> None:
             "_seek",
             lambda self, frame, *rest, seek=seek: seek(self, frame, *rest) if frame == 0 else pytest.fail("counted"),
         )
-        assert np.asarray(read_picture(data))[0, 0].tolist() == [255, 0, 0]
+        assert np.asarray(read_image(data))[0, 0].tolist() == [255, 0, 0]
 
 
 MEMORY = """

@@ -31,7 +31,7 @@ SIZES = {
     "resnet101": 32,
     "timm:vit_tiny_patch16_224": 224,
 }
-LONG = ("resnet101", "timm:vit_tiny_patch16_224")
+LONG = ("resnet18", "resnet50", "resnet101", "timm:vit_tiny_patch16_224")
 
 
 class Tiny(nn.Module):
@@ -51,7 +51,7 @@ def make(
     head: str = "bounded",
     dim: int = DIM,
     size: int | None = 32,
-    mirror: bool = False,
+    flip_tta: bool = False,
     classifier: bool = False,
     posterior: bool = False,
 ) -> Model:
@@ -72,7 +72,7 @@ def make(
         encoder.eval(),
         anchors=torch.randn(3, dim),
         classes=CLASSES,
-        preprocessing=Preprocessing(size=size, mean=MEAN, std=STD, mirror=mirror),
+        preprocessing=Preprocessing(size=size, mean=MEAN, std=STD, flip_tta=flip_tta),
         classifier=nn.Linear(dim, 3) if classifier else None,
         loss="cross_entropy" if classifier and not posterior else "cam",
         posterior=posterior,
@@ -123,8 +123,8 @@ def test_every_head(head: str, dim: int, tmp_path: Path) -> None:
         assert apart(run(file, draw(count, 32))[0], model.embed_pixels(draw(count, 32))) < 1e-4
 
 
-def test_mirrored_pictures_are_seen_inside(tmp_path: Path) -> None:
-    model = make(mirror=True)
+def test_flip_tta_is_inside(tmp_path: Path) -> None:
+    model = make(flip_tta=True)
     pixels = draw(2, 32)
     (found,) = run(export_onnx(model, tmp_path / "model.onnx"), pixels)
     assert apart(found, model.embed_pixels(pixels)) < 1e-4
@@ -136,7 +136,7 @@ def test_mirrored_pictures_are_seen_inside(tmp_path: Path) -> None:
 def test_scores_of_all_classes(
     classifier: bool, posterior: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kedge.interop.programs._ANCHORS_AT_ONCE", 2)  # three anchors in two parts
+    monkeypatch.setattr("kedge.interop.onnx._ANCHORS_AT_ONCE", 2)  # three anchors in two parts
     model = make(classifier=classifier, posterior=posterior)
     pixels = draw(5, 32)
     file = export_onnx(model, tmp_path / "model.onnx", anchors=True)
@@ -164,11 +164,11 @@ def test_a_point_at_its_anchor_is_at_no_distance(tmp_path: Path) -> None:
     assert np.abs(np.diag(scores)).max() < 1e-4
 
 
-def test_images_that_are_standardised_already(tmp_path: Path) -> None:
+def test_images_that_are_normalized_already(tmp_path: Path) -> None:
     model = make()
     pixels = draw(2, 32)
     file = export_onnx(model, tmp_path / "model.onnx", pixels=False)
-    (found,) = run(file, model.preprocessing.normalise(pixels), "images")
+    (found,) = run(file, model.preprocessing.to_input(pixels), "images")
     assert apart(found, model.embed_pixels(pixels)) < 1e-4
 
 

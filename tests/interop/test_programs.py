@@ -35,7 +35,7 @@ np.savez("found.npz", embeddings=embeddings, scores=scores)
 def make() -> Model:
     torch.manual_seed(0)
     encoder = build_encoder("resnet10", dim=8, stem="imagenet", image_size=32)
-    preprocessing = Preprocessing(size=32, mean=(0.4, 0.5, 0.6), std=(0.2, 0.2, 0.2), mirror=True)
+    preprocessing = Preprocessing(size=32, mean=(0.4, 0.5, 0.6), std=(0.2, 0.2, 0.2), flip_tta=True)
     model = Model(encoder.eval(), anchors=torch.randn(2, 8), classes=["ant", "bee"], preprocessing=preprocessing)
     model.engine = "eager"
     return model
@@ -63,7 +63,7 @@ class OtherwiseWhenTraced(nn.Module):
 def test_an_export_that_fails_leaves_nothing(tmp_path: Path) -> None:
     model = make()
     model.encoder.backbone = OtherwiseWhenTraced()
-    with pytest.raises(ModelError, match="would differ from the model: its embeddings of 1 random pictures"):
+    with pytest.raises(ModelError, match="would differ from the model: its embeddings of 1 random images"):
         export_program(model, tmp_path / "model.pt2")
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(ModelError, match="would differ"):  # nor where anchors are all that torch has to keep

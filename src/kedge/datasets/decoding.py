@@ -26,7 +26,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from kedge.datasets.base import Pictures
 from kedge.datasets.download import data_root
 from kedge.errors import DataError, PictureError
-from kedge.images import Preprocessing, read_picture
+from kedge.images import Preprocessing, read_image
 from kedge.io import atomic_write
 
 __all__ = ["Decoded", "check_room", "decode", "decode_each"]
@@ -99,7 +99,7 @@ def _write(array: Path, names: list[str], files: Sequence[Path], size: int) -> N
     skipped: list[tuple[str, str]] = []
     with atomic_write(array) as stream:
         np.lib.format.write_array_header_1_0(stream, {"descr": "|u1", "fortran_order": False, "shape": shape})
-        for name, pixels in zip(names, decode_each(files, size, read_picture), strict=True):
+        for name, pixels in zip(names, decode_each(files, size, read_image), strict=True):
             if isinstance(pixels, str):
                 skipped.append((name, pixels))
                 pixels = np.zeros(shape[1:], np.uint8)

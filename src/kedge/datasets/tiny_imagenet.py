@@ -10,7 +10,7 @@ from kedge.datasets.base import Dataset
 from kedge.datasets.decoding import decode
 from kedge.datasets.download import Source, data_root, obtain, read_lines
 from kedge.errors import DataError
-from kedge.images import list_pictures
+from kedge.images import list_images
 
 __all__ = ["tiny_imagenet"]
 
@@ -23,7 +23,7 @@ def tiny_imagenet(root: str | Path | None = None, source: Source = SOURCE) -> Da
     folder = obtain(source, data_root(root) / "tiny-imagenet-200")
     identifiers = sorted(line.strip() for line in read_lines(folder, "wnids.txt"))
     label_of = {identifier: label for label, identifier in enumerate(identifiers)}
-    train = [(file, name) for name in identifiers for file in list_pictures(folder / "train" / name)]
+    train = [(file, name) for name in identifiers for file in list_images(folder / "train" / name)]
     notes = (line.split("\t") for line in read_lines(folder, "val/val_annotations.txt"))
     test = [(folder / "val" / "images" / file, name) for file, name, *_ in notes]
     try:

@@ -7,8 +7,8 @@ from html import escape
 from pathlib import Path
 
 from kedge.errors import ConfigError, PictureError
-from kedge.gallery.pictures import thumbnail_of
-from kedge.images import read_picture
+from kedge.gallery.pictures import make_thumbnail
+from kedge.images import read_image
 
 __all__ = ["frame", "picture", "text", "write_page"]
 
@@ -66,7 +66,7 @@ def picture(path: str | None, side: int, *, kept: bytes | None = None) -> str:
     if path is None:
         return '<div class="hole">no picture</div>'
     try:
-        content = kept or thumbnail_of(read_picture(path), side)
+        content = kept or make_thumbnail(read_image(path), side)
     except PictureError:
         return '<div class="hole">the picture cannot be read any more</div>'
     data = base64.b64encode(content).decode()

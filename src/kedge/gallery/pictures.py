@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from kedge.errors import ConfigError, PictureError
-from kedge.images import Preprocessing, fetch_picture, is_url, list_pictures, read_picture
-from kedge.images.resizing import thumbnail_of
+from kedge.images import Preprocessing, fetch_image, is_url, list_images, read_image
+from kedge.images.io import make_thumbnail
 
 __all__ = [
     "Batch",
@@ -25,11 +25,11 @@ __all__ = [
     "gathered",
     "is_text",
     "listed",
+    "make_thumbnail",
     "query_picture",
     "read_ahead",
     "read_content",
     "read_file",
-    "thumbnail_of",
 ]
 
 _AHEAD = 2
@@ -71,7 +71,7 @@ def listed(
     names: list[str | None]
     if isinstance(source, (str, Path)) and Path(source).is_dir():
         root = Path(source).absolute()
-        files = list_pictures(root)
+        files = list_images(root)
         parts = [file.relative_to(root).parts for file in files]
         names = [part[0] if len(part) > 1 else None for part in parts]
     else:
@@ -113,8 +113,8 @@ def query_picture(query: Any, *, allow_url: bool) -> Any:
     if isinstance(query, str) and is_url(query):
         if not allow_url:
             raise ConfigError(f"{query} is an address: say allow_url=True (--url) to have it fetched.")
-        return fetch_picture(query)
-    return read_picture(query) if isinstance(query, bytes) else query
+        return fetch_image(query)
+    return read_image(query) if isinstance(query, bytes) else query
 
 
 def is_text(name: str) -> bool:
@@ -159,9 +159,9 @@ def read_content(content: bytes, known: Known | None, preprocessing: Preprocessi
     if known is not None and known.hash == digest:
         return Read()
     try:
-        picture = read_picture(content)
+        picture = read_image(content)
     except PictureError as error:
         return Read(reason=str(error))
     # Resized here, in the reading threads: a full-size picture is far larger than what the encoder sees.
-    small = thumbnail_of(picture, thumbnails) if thumbnails else None
+    small = make_thumbnail(picture, thumbnails) if thumbnails else None
     return Read(torch.from_numpy(preprocessing.to_pixels(picture)), digest, small)

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 from torchvision.transforms import v2
 
-from kedge.images.augmentation import BINS, OPERATIONS, trivial_augment
-from kedge.images.augmentation.trivial import choose
+from kedge.images.trivial_augment import BINS, OPERATIONS, choose, trivial_augment
 
 WIDE = v2.TrivialAugmentWide()
 

@@ -1,4 +1,4 @@
-"""Reading one picture: whatever is in the file, an upright RGB image or one clear error comes out."""
+"""Image IO: an upright RGB image out of a file, bytes or an http(s) address, or one clear error. Without torch."""
 
 from __future__ import annotations
 
@@ -6,21 +6,35 @@ import io
 import logging
 import re
 import threading
+import urllib.error
+import urllib.request
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import cache
+from http.client import HTTPException
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from kedge.errors import PictureError
 
-__all__ = ["MAX_PIXELS", "read_picture", "to_rgb", "upright"]
+__all__ = [
+    "MAX_PIXELS",
+    "center_square",
+    "fetch_image",
+    "is_url",
+    "make_thumbnail",
+    "read_image",
+    "to_rgb",
+    "upright",
+]
 
 MAX_PIXELS = 100_000_000
+MAX_DOWNLOAD = 64 * 2**20
+_FETCH_SECONDS = 20.0
 _MAX_SCANNED = 2_000_000_000
 """Pixels that all scans of a JPEG may go over. A progressive one has some ten scans; it could have any number."""
 _LARGE = 16_000_000
@@ -43,8 +57,8 @@ logging.getLogger("PIL").addHandler(logging.NullHandler())
 Image.core.set_block_size(2**30)  # type: ignore[attr-defined]
 
 
-def read_picture(source: str | Path | bytes | BinaryIO, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Read a picture as upright RGB, fully loaded; of an animation, the first frame.
+def read_image(source: str | Path | bytes | BinaryIO, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """Read an image as upright RGB, fully loaded; of an animation, the first frame.
 
     The size is checked against ``max_pixels`` before any pixel is decoded, and so is the work that a JPEG's scans
     would be. (Pillow's own limit, ``2 * PIL.Image.MAX_IMAGE_PIXELS``, holds besides.) JPEGs whose sides have 4096
@@ -65,7 +79,7 @@ def read_picture(source: str | Path | bytes | BinaryIO, *, max_pixels: int = MAX
                     ImageOps.exif_transpose(image, in_place=True)
                 return to_rgb(image)
     except UnidentifiedImageError:
-        reason = "it is empty (0 bytes)" if _is_empty(source) else "it is not a picture of a known format"
+        reason = "it is empty (0 bytes)" if _is_empty(source) else "it is not an image of a known format"
     except Image.DecompressionBombError:
         reason = "it has more pixels than Pillow's own limit allows"
     except FileNotFoundError:
@@ -176,6 +190,60 @@ def upright(image: Image.Image) -> Image.Image:
         return image
 
 
+class _HttpRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects to http(s) addresses only."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        if not is_url(newurl):
+            raise PictureError(f"{req.full_url} leads to {newurl}, which is no http(s) address.")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def is_url(text: str) -> bool:
+    """Whether a text is an http(s) address."""
+    return text.lower().startswith(("http://", "https://"))
+
+
+def fetch_image(url: str, *, max_bytes: int = MAX_DOWNLOAD) -> Image.Image:
+    """Fetch and read an image."""
+    if not is_url(url):
+        raise PictureError(f"{url} is no http(s) address.")
+    try:
+        with urllib.request.build_opener(_HttpRedirects).open(url, timeout=_FETCH_SECONDS) as response:
+            content: bytes = response.read(max_bytes + 1)
+    except (urllib.error.URLError, OSError, HTTPException, ValueError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise PictureError(f"{url} cannot be fetched: {reason}.") from error
+    if len(content) > max_bytes:
+        raise PictureError(f"{url} holds more than {max_bytes:,} bytes: fetch it yourself and give the file.")
+    try:
+        return read_image(content)
+    except PictureError as error:
+        raise PictureError(str(error).replace("The image", url, 1)) from error
+
+
+def center_square(image: Image.Image, size: int | None) -> np.ndarray:
+    """The image's centre as uint8, 3 x size x size: the shorter side fills the output, antialiased."""
+    image = to_rgb(image)
+    if size is not None and image.size != (size, size):
+        # Only the centre square is resampled: the same image as resizing first and cropping then,
+        # without the huge image in between that a very long and narrow one would become.
+        side = min(image.size)
+        left, top = (image.width - side) / 2, (image.height - side) / 2
+        box = (left, top, left + side, top + side)
+        image = image.resize((size, size), Image.Resampling.BILINEAR, box=box)
+    return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
+
+
+def make_thumbnail(image: Image.Image, side: int) -> bytes:
+    """A small copy as JPEG."""
+    small = image.copy()
+    small.thumbnail((side, side))
+    stream = io.BytesIO()
+    small.save(stream, "JPEG", quality=82)
+    return stream.getvalue()
+
+
 def _open(source: str | Path | bytes | BinaryIO, stack: ExitStack) -> BinaryIO:
     if isinstance(source, str | Path):
         return stack.enter_context(Path(source).open("rb"))
@@ -186,7 +254,7 @@ def _name(source: str | Path | bytes | BinaryIO) -> str:
     if isinstance(source, str | Path):
         return str(source)
     name = getattr(source, "name", None)
-    return name if isinstance(name, str) else "The picture"
+    return name if isinstance(name, str) else "The image"
 
 
 def _is_empty(source: str | Path | bytes | BinaryIO) -> bool:
@@ -203,25 +271,24 @@ def _formats() -> tuple[str, ...]:
     return tuple(name for name in _FORMATS if name in Image.OPEN)
 
 
-class _Quiet:
+class _QuietPillow:
     """Silences Pillow's warnings while any thread reads.
 
-    ``warnings.catch_warnings`` alone is not safe in threads: two that overlap can restore each other's
-    filters and leave the silence behind for good. The first reader in opens it, the last one out closes it.
+    ``warnings.catch_warnings`` alone is not safe in threads: two that overlap can restore each other's filters. The
+    first reader in opens it, the last one out closes it.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._readers = 0
-        self._catcher: warnings.catch_warnings[None] | None = None
+        self._stack = ExitStack()
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
         with self._lock:
             self._readers += 1
             if self._readers == 1:
-                self._catcher = warnings.catch_warnings()
-                self._catcher.__enter__()
+                self._stack.enter_context(warnings.catch_warnings())
                 warnings.filterwarnings("ignore", module=r"PIL\b")
                 warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         try:
@@ -229,10 +296,9 @@ class _Quiet:
         finally:
             with self._lock:
                 self._readers -= 1
-                if self._readers == 0 and self._catcher is not None:
-                    self._catcher.__exit__(None, None, None)
-                    self._catcher = None
+                if self._readers == 0:
+                    self._stack.close()
 
 
-_quiet = _Quiet()
+_quiet = _QuietPillow()
 _one_large = threading.Lock()

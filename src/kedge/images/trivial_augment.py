@@ -1,6 +1,6 @@
 """TrivialAugmentWide for whole batches: every image gets one operation of its own.
 
-Nothing is sorted by operation, for which a GPU would have to be waited for. The batch goes through three steps
+Nothing is sorted by operation, which would synchronise with the GPU. The batch goes through three steps
 instead (take pixels from elsewhere, look levels up in a table, blend with another image), each of which leaves
 an image as it is where its operation asks for nothing; one operation asks for something in one step only.
 """
@@ -13,8 +13,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from kedge.images.augmentation.colour import grey
-from kedge.images.augmentation.geometry import from_centre, nearest
+from kedge.images.functional import from_center, grayscale, sample_nearest
 
 __all__ = ["BINS", "OPERATIONS", "choose", "trivial_augment"]
 
@@ -26,7 +25,7 @@ _LEVELS = ("Brightness", "Contrast", "Posterize", "Solarize", "AutoContrast", "E
 _BLENDS = ("Color", "Sharpness")
 OPERATIONS = ("Identity", *_MOVES, *_LEVELS, *_BLENDS)
 
-# What the steps can be asked for, and the value that leaves an image as it is.
+# The parameters of the three steps, and the value of each that leaves an image as it is.
 _MOVE = {"cos": 1.0, "sin": 0.0, "shear_x": 0.0, "shear_y": 0.0, "shift_x": 0.0, "shift_y": 0.0}
 _LEVEL = {
     "factor": 1.0,  # levels are multiplied with this,
@@ -54,10 +53,10 @@ def trivial_augment(
     """Change uint8 images, image i by OPERATIONS[operations[i]] with the magnitude of bins[i].
 
     ``negative`` turns the magnitude's sign, for the operations that have one. ``sort`` takes every image through
-    the step that concerns it only: less work, for which the device must be waited for.
+    the step that concerns it only: less work, at the price of a synchronisation.
     """
-    asked = _choices(images.device)[(operations * BINS + bins) * 2 + negative]
-    parts = torch.split(asked, [len(_MOVE), len(_LEVEL), len(_BLEND)], dim=1)
+    params = _choices(images.device)[(operations * BINS + bins) * 2 + negative]
+    parts = torch.split(params, [len(_MOVE), len(_LEVEL), len(_BLEND)], dim=1)
     for step, part, names in zip((_move, _look_up, _blend), parts, (_MOVES, _LEVELS, _BLENDS), strict=True):
         if sort:
             first, last = OPERATIONS.index(names[0]), OPERATIONS.index(names[-1])
@@ -68,22 +67,22 @@ def trivial_augment(
     return images
 
 
-def _move(images: Tensor, asked: Tensor) -> Tensor:
+def _move(images: Tensor, params: Tensor) -> Tensor:
     """Shear about the corner, rotate about the centre, or shift."""
     height, width = images.shape[-2:]
-    x, y = from_centre(images)
-    cos, sin, shear_x, shear_y, shift_x, shift_y = asked.T[:, :, None, None]
+    x, y = from_center(images)
+    cos, sin, shear_x, shear_y, shift_x, shift_y = params.T[:, :, None, None]
     from_x = cos * x + sin * y + shear_x * (y + height / 2) - shift_x
     from_y = cos * y - sin * x + shear_y * (x + width / 2) - shift_y
-    return nearest(images, from_x, from_y)
+    return sample_nearest(images, from_x, from_y)
 
 
-def _look_up(images: Tensor, asked: Tensor) -> Tensor:
+def _look_up(images: Tensor, params: Tensor) -> Tensor:
     """All that maps a level of a channel to another: a table of 256 levels for each, then one look-up."""
-    factor, mean_share, step, threshold, stretch, equalize = asked.T[:, :, None, None]
+    factor, mean_share, step, threshold, stretch, equalize = params.T[:, :, None, None]
     levels = torch.arange(256, device=images.device, dtype=torch.float32)
     places = images.flatten(2).long()
-    mean = grey(images).floor_().mean(dim=(-2, -1))[..., None]
+    mean = grayscale(images).floor_().mean(dim=(-2, -1))[..., None]
     table = torch.addcmul(levels * factor, mean, mean_share).clamp_(0, 255)
     table = (table / step).floor_() * step
     table = torch.where(table >= threshold, 255 - table, table)
@@ -110,11 +109,11 @@ def _equalized(places: Tensor, levels: Tensor) -> Tensor:
     return torch.where(step > 0, table, levels)
 
 
-def _blend(images: Tensor, asked: Tensor) -> Tensor:
+def _blend(images: Tensor, params: Tensor) -> Tensor:
     """Towards the grey image or away from it, or the blurred one."""
-    colour, grey_share, blur_share = asked.T[:, :, None, None, None]
+    colour, grey_share, blur_share = params.T[:, :, None, None, None]
     pixels = images.float()
-    blended = torch.addcmul(pixels * colour, grey(pixels).floor_(), grey_share)
+    blended = torch.addcmul(pixels * colour, grayscale(pixels).floor_(), grey_share)
     if min(images.shape[-2:]) >= 3:  # the edge is not blurred: nothing is left of a smaller image
         inner = pixels[..., 1:-1, 1:-1]
         # The mean of a pixel, counted five times, and its eight neighbours; sums of whole numbers are exact.
@@ -135,11 +134,11 @@ def _choices(device: torch.device) -> Tensor:
 def _table(device: torch.device) -> Tensor:
     """What every operation, bin and sign asks for: a row of values for each."""
     neutral = _MOVE | _LEVEL | _BLEND
-    rows = [neutral | _asked(name, bin_, sign) for name in OPERATIONS for bin_ in range(BINS) for sign in (1, -1)]
+    rows = [neutral | _parameters(name, bin_, sign) for name in OPERATIONS for bin_ in range(BINS) for sign in (1, -1)]
     return torch.tensor([list(row.values()) for row in rows]).to(device, non_blocking=True)
 
 
-def _asked(name: str, bin_: int, sign: int) -> dict[str, float]:
+def _parameters(name: str, bin_: int, sign: int) -> dict[str, float]:
     """What one operation, bin and sign asks for beyond the neutral; magnitudes as in torchvision."""
     largest = {"TranslateX": 32.0, "TranslateY": 32.0, "Rotate": 135.0}.get(name, 0.99)
     magnitude = sign * torch.linspace(0, largest, BINS)[bin_].item()

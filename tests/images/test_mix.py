@@ -7,7 +7,7 @@ from torchvision.transforms import v2
 
 from kedge.errors import ConfigError
 from kedge.images import Mixing
-from kedge.images import augmentation as A
+from kedge.images import mix as A
 
 
 def generator(seed: int = 0) -> torch.Generator:

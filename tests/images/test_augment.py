@@ -9,8 +9,7 @@ from torchvision.transforms.v2 import functional as TF
 
 from kedge.errors import ConfigError
 from kedge.images import Augmentation
-from kedge.images import augmentation as A
-from kedge.images.augmentation import augmentation as drawing
+from kedge.images import functional as A
 
 NOTHING = Augmentation(crop_padding=0, flip=False, jitter=0, degrees=0, translate=0)
 
@@ -187,7 +186,7 @@ def test_brightness_factors_fill_their_range() -> None:
 
 def test_shifts_and_angles_fill_their_range(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[tuple[Tensor, ...]] = []
-    monkeypatch.setattr(drawing, "affine", lambda images, *parameters: drawn.append(parameters) or images)
+    monkeypatch.setattr(A, "affine", lambda images, *parameters: drawn.append(parameters) or images)
     only(degrees=10.0, translate=0.25)(torch.zeros(8000, 3, 8, 16, dtype=torch.uint8), generator())
     degrees, *shifts = drawn[0]
     assert 9.9 < degrees.abs().max() <= 10

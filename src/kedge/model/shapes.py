@@ -1,4 +1,4 @@
-"""Whether the weights of a model's folder fit its description, seen before memory is taken for them.
+"""Check that the weights of a model's folder fit its description, before memory is allocated for them.
 
 A few bytes of `model.json` can describe a network of any size. It is built on torch's meta device first, where tensors
 have shapes and no numbers, and only as far as the file with the weights has tensors to fill it.
@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.nn.modules import module as hooks
 
 from kedge.encoders import Encoder
+from kedge.model.inputs import shape_text
 
-__all__ = ["Misfit", "check_shapes"]
+__all__ = ["ShapeMismatch", "check_shapes"]
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -26,19 +27,21 @@ _SPARE_TENSORS, _SPARE_NUMBERS = 1000, 2**24
 """Beyond twice what the file holds: classifiers and poolers that are built and cut off."""
 
 
-class Misfit(Exception):
+class ShapeMismatch(Exception):
     """Weights that are not those of the network that is described."""
 
 
 def check_shapes(spec: Mapping[str, Any], shapes: Shapes) -> None:
     """Refuse weights of `shapes`, by their names in the encoder, that are not those of the encoder in `spec`."""
     with torch.device("meta"), _bounded(shapes):
-        wanted = {name: tuple(tensor.shape) for name, tensor in Encoder.from_spec(spec).state_dict().items()}
-    wrong = sorted(name for name in {*wanted, *shapes} if wanted.get(name) != shapes.get(name))
+        expected = {name: tuple(tensor.shape) for name, tensor in Encoder.from_spec(spec).state_dict().items()}
+    wrong = sorted(name for name in {*expected, *shapes} if expected.get(name) != shapes.get(name))
     if wrong:
-        said, found = (_words(known.get(wrong[0])) for known in (wanted, shapes))
+        described, stored = (
+            shape_text(each[wrong[0]]) if wrong[0] in each else "missing" for each in (expected, shapes)
+        )
         more = f", and {', '.join(wrong[1:4])} differ too" if len(wrong) > 1 else ""
-        raise Misfit(f"{wrong[0]} is {said} in its description and {found} in its weights{more}")
+        raise ShapeMismatch(f"{wrong[0]} is {described} in its description and {stored} in its weights{more}")
 
 
 @contextmanager
@@ -56,7 +59,7 @@ def _bounded(shapes: Shapes) -> Iterator[None]:
         tensors -= 1
         numbers -= tensor.numel()
         if tensors < 0 or numbers < 0:
-            raise Misfit("its description is of a far larger network than its weights are")
+            raise ShapeMismatch("its description is of a far larger network than its weights are")
 
     handles = [
         hooks.register_module_parameter_registration_hook(count),
@@ -67,7 +70,3 @@ def _bounded(shapes: Shapes) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _words(shape: tuple[int, ...] | None) -> str:
-    return "missing" if shape is None else " x ".join(map(str, shape)) or "a single number"

@@ -1,4 +1,4 @@
-"""Random changes of a batch: what is drawn, and in which order the changes come."""
+"""Random augmentation of a batch: what is drawn, and in which order the changes come."""
 
 from __future__ import annotations
 
@@ -8,11 +8,8 @@ import torch
 from torch import Tensor
 
 from kedge.errors import ConfigError
-from kedge.images.augmentation.boxes import cutout
-from kedge.images.augmentation.colour import adjust_brightness, adjust_contrast, adjust_saturation
-from kedge.images.augmentation.drawing import uniform
-from kedge.images.augmentation.geometry import affine, crop, flip
-from kedge.images.augmentation.trivial import choose, trivial_augment
+from kedge.images import functional as F
+from kedge.images.trivial_augment import choose, trivial_augment
 
 __all__ = ["Augmentation"]
 
@@ -21,7 +18,7 @@ __all__ = ["Augmentation"]
 class Augmentation:
     """Random changes of a batch, drawn per image from a generator; a part set to zero or False is skipped.
 
-    ``crop_padding``: pixels of zero padding before a random crop. ``flip``: mirror half of the images.
+    ``crop_padding``: pixels of zero padding before a random crop. ``flip``: flip half of the images left to right.
     ``trivial``: one operation of TrivialAugmentWide. ``jitter``: brightness, contrast and saturation factors
     within 1 ± jitter. ``degrees``: rotation within ± degrees. ``translate``: shift within ± this fraction of the
     side, by whole pixels. ``cutout``: side of a black square in pixels. All but ``cutout`` are distributed as
@@ -52,19 +49,19 @@ class Augmentation:
         """The uniform numbers that `apply` takes for so many images."""
         # Also those of parts that are off: it costs nothing to speak of, and switching one part off leaves what
         # the others do unchanged.
-        return uniform(14 if self.trivial else 11, count, generator, device)
+        return F.uniform(14 if self.trivial else 11, count, generator, device)
 
     def apply(self, images: Tensor, draws: Tensor) -> Tensor:
-        """Augment with given numbers: no chance, no waiting for the device, nothing torch.compile cannot trace."""
+        """Augment with these numbers: no randomness, no device synchronisation, nothing torch.compile cannot trace."""
         if images.ndim != 4 or images.shape[1] != 3:
             raise ConfigError(f"images must be a batch B x 3 x H x W, not of shape {tuple(images.shape)}.")
         height, width = images.shape[-2:]
-        mirrored = draws[2] < 0.5 if self.flip else None
+        flipped = draws[2] < 0.5 if self.flip else None
         if self.crop_padding:
             offsets_y, offsets_x = (draws[0:2] * (2 * self.crop_padding + 1)).long()
-            images = crop(images, offsets_y, offsets_x, self.crop_padding, mirrored)
-        elif mirrored is not None:
-            images = flip(images, mirrored)
+            images = F.crop(images, offsets_y, offsets_x, self.crop_padding, flipped)
+        elif flipped is not None:
+            images = F.flip(images, flipped)
         if self.trivial:
             # On the CPU there is nothing to wait for.
             sort = images.device.type == "cpu" and not torch.compiler.is_compiling()
@@ -74,18 +71,18 @@ class Augmentation:
             # In a fixed order: but for the clamping the three commute (all are linear, and the last two
             # keep the mean grey), so a drawn order would change next to nothing.
             factors = 1 + self.jitter * (2 * draws[3:6] - 1)
-            images = adjust_brightness(images, factors[0])
-            images = adjust_contrast(images, factors[1])
-            images = adjust_saturation(images, factors[2])
+            images = F.adjust_brightness(images, factors[0])
+            images = F.adjust_contrast(images, factors[1])
+            images = F.adjust_saturation(images, factors[2])
         if self.degrees or self.translate:
             # Crop and flip moved whole pixels, so that this is the one time that pixels are interpolated.
             signed = 2 * draws[6:9] - 1
             shift_x = (signed[1] * (self.translate * width)).round_()
             shift_y = (signed[2] * (self.translate * height)).round_()
-            images = affine(images, signed[0] * self.degrees, shift_x, shift_y)
+            images = F.affine(images, signed[0] * self.degrees, shift_x, shift_y)
         if self.cutout:
             centre_y, centre_x = (draws[9] * height).long(), (draws[10] * width).long()
-            images = cutout(images, centre_y, centre_x, self.cutout)
+            images = F.cutout(images, centre_y, centre_x, self.cutout)
         return images
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -13,17 +12,18 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from kedge.deps import require
 from kedge.encoders.network import CONNECT_SECONDS, reach
 from kedge.errors import ConfigError, WeightsError
 
-__all__ = ["HF", "HuggingFaceNetwork", "fetch_folder", "import_transformers", "published_settings", "shown_name"]
+__all__ = ["HF", "TransformersBackbone", "fetch_folder", "import_transformers", "pretrained_cfg", "shown_name"]
 
 HF = "hf:"
 _SIDE = 224
-_DESCRIPTIONS = ("config.json", "preprocessor_config.json", "processor_config.json")
+_CONFIG_FILES = ("config.json", "preprocessor_config.json", "processor_config.json")
 # What is said of the weights' origin, of classes and of ways to compute. Some of it names code or kernels elsewhere,
 # and a model's folder may come from a stranger.
-_UNSAID = {
+_OMITTED = {
     "architectures",
     "attn_implementation",
     "auto_map",
@@ -45,18 +45,18 @@ _MAX_NUMBERS = 2**22
 _RESAMPLING = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 
 
-class HuggingFaceNetwork(nn.Module):
+class TransformersBackbone(nn.Module):
     """A transformers model, with random weights, up to its pooled features.
 
     These are what the model itself pools. Where its pooler is a trained layer over the first token, as in ViT, that
-    token is taken instead: published weights often lack the layer, which would then be random.
+    token is taken instead: pretrained weights often lack the layer, which would then be random.
     """
 
     def __init__(self, config: Mapping[str, Any], pretrained_cfg: Mapping[str, Any] | None = None) -> None:
         super().__init__()
         self.config = _plain(config)
         self.pretrained_cfg = dict(pretrained_cfg or {})
-        """What published weights were trained with, in timm's words: mean, std, input_size, interpolation."""
+        """As timm's: mean, std, input_size and interpolation of the pretrained weights."""
         self.model = _without_dense_pooler(_build(self.config))
         self._side = _side(self.config.get("image_size"))
         self._resizable = "interpolate_pos_encoding" in inspect.signature(self.model.forward).parameters
@@ -64,7 +64,7 @@ class HuggingFaceNetwork(nn.Module):
         self._first_token |= any(name.endswith("class_embedding") for name, _ in self.model.named_parameters())
 
     @classmethod
-    def of(cls, folder: Path) -> Self:
+    def from_folder(cls, folder: Path) -> Self:
         """The architecture that a folder in the Hub's layout describes."""
         config = _read_config(folder)
         return cls(config, _processing(folder, config))
@@ -74,26 +74,26 @@ class HuggingFaceNetwork(nn.Module):
         options = {}
         if self._resizable and self._side is not None and images.shape[-2:] != (self._side, self._side):
             options["interpolate_pos_encoding"] = True
-        found = self.model(pixel_values=images, **options)
-        pooled: Tensor | None = getattr(found, "pooler_output", None)
+        outputs = self.model(pixel_values=images, **options)
+        pooled: Tensor | None = getattr(outputs, "pooler_output", None)
         if pooled is None:
-            values: Tensor = found.last_hidden_state
+            values: Tensor = outputs.last_hidden_state
             tokens = values.flatten(2).mT if values.ndim == 4 else values
             pooled = tokens[:, 0] if self._first_token else tokens.mean(1)
         return pooled.flatten(1)
 
     def width(self, image_size: int | None = None) -> int:
-        """How many features there are, seen on a black picture of this size."""
+        """How many features there are, seen on a black image of this size."""
         side = image_size or self._side or _SIDE
         training = self.training
         try:
             with torch.no_grad():
                 return int(self.eval()(torch.zeros(1, 3, side, side)).shape[1])
         except (RuntimeError, TypeError, ValueError) as error:
-            wanted = f": resize the pictures to {self._side}" if self._side and self._side != side else ""
+            hint = f": resize the images to {self._side}" if self._side and self._side != side else ""
             raise ConfigError(
-                f"the {self.config['model_type']} model cannot embed pictures of {side} x {side} pixels "
-                f"({_reason(error)}){wanted}."
+                f"the {self.config['model_type']} model cannot embed images of {side} x {side} pixels "
+                f"({_reason(error)}){hint}."
             ) from error
         finally:
             self.train(training)
@@ -101,9 +101,9 @@ class HuggingFaceNetwork(nn.Module):
     def load(self, folder: Path) -> None:
         """Take over the weights in a folder in the Hub's layout."""
         try:
-            with _hushed():
+            with _quiet():
                 kind: Any = type(self.model)
-                found, notes = kind.from_pretrained(
+                pretrained, notes = kind.from_pretrained(
                     folder,
                     config=self.model.config,
                     dtype=torch.float32,
@@ -114,37 +114,37 @@ class HuggingFaceNetwork(nn.Module):
             raise WeightsError(
                 f"the weights in {folder} cannot be read ({_reason(error)}): fetch them again."
             ) from error
-        wanted = self.model.state_dict()
-        lacking = [name for name in notes["missing_keys"] if name in wanted]
-        if lacking:
+        expected = self.model.state_dict()
+        missing = [name for name in notes["missing_keys"] if name in expected]
+        if missing:
             raise WeightsError(
-                f"the weights in {folder} do not fit its config.json: {lacking[0]} and {len(lacking) - 1} more are "
+                f"the weights in {folder} do not fit its config.json: {missing[0]} and {len(missing) - 1} more are "
                 "missing; pass a folder that save_pretrained wrote."
             )
-        self.model.load_state_dict(_without_dense_pooler(found).state_dict())
+        self.model.load_state_dict(_without_dense_pooler(pretrained).state_dict())
 
 
 def fetch_folder(name: str, *, weights: bool = True, timeout: float = CONNECT_SECONDS) -> Path:
     """The folder of ``hf:<folder>`` or ``hf:<organisation>/<model>[@<revision>]``, downloaded if need be."""
-    where = name.removeprefix(HF)
-    local = Path(where).expanduser()
+    source = name.removeprefix(HF)
+    local = Path(source).expanduser()
     if local.is_dir():
         return local
-    if where.startswith((".", "/", "~")):
-        raise ConfigError(f"there is no folder {where}: check encoder.name.")
+    if source.startswith((".", "/", "~")):
+        raise ConfigError(f"there is no folder {source}: check encoder.name.")
     import huggingface_hub as hub
 
-    repository, _, revision = where.partition("@")
+    repository, _, revision = source.partition("@")
 
-    def snapshot(files: list[str], **how: Any) -> Path:
-        return Path(hub.snapshot_download(repository, revision=revision or None, allow_patterns=files, **how))
+    def snapshot(files: list[str], **options: Any) -> Path:
+        return Path(hub.snapshot_download(repository, revision=revision or None, allow_patterns=files, **options))
 
     try:
         with suppress(hub.errors.LocalEntryNotFoundError):
-            if _is_whole(cached := snapshot([*_DESCRIPTIONS], local_files_only=True), weights):
+            if _is_whole(cached := snapshot([*_CONFIG_FILES], local_files_only=True), weights):
                 return cached
         reach(hub.hf_hub_url(repository, "config.json"), timeout)
-        files = [*_DESCRIPTIONS]
+        files = [*_CONFIG_FILES]
         if weights:
             files += _weight_files(hub.list_repo_files(repository, revision=revision or None))
         return snapshot(files)
@@ -155,8 +155,8 @@ def fetch_folder(name: str, *, weights: bool = True, timeout: float = CONNECT_SE
         ) from error
 
 
-def published_settings(name: str) -> dict[str, Any]:
-    """What the published weights of ``name`` were trained with: mean, std, input_size, interpolation."""
+def pretrained_cfg(name: str) -> dict[str, Any]:
+    """What the pretrained weights of ``name`` were trained with: mean, std, input_size, interpolation."""
     folder = fetch_folder(name, weights=False)
     return _processing(folder, _read_config(folder))
 
@@ -169,12 +169,7 @@ def shown_name(name: str) -> str:
 
 def import_transformers() -> ModuleType:
     """The module ``transformers``, or a sentence that says how to get it."""
-    try:
-        return importlib.import_module("transformers")
-    except ImportError as error:
-        raise ConfigError(
-            "encoders called hf:<model> need transformers, which is not installed: pip install 'kedge[huggingface]'."
-        ) from error
+    return require("transformers", extra="huggingface", purpose="an encoder called hf:<model>")
 
 
 def _build(config: Mapping[str, Any]) -> nn.Module:
@@ -184,18 +179,16 @@ def _build(config: Mapping[str, Any]) -> nn.Module:
         raise ConfigError(f"transformers {transformers.__version__} has no model of type {kind!r}: upgrade it.")
     if _numbers(config) > _MAX_NUMBERS:
         raise ConfigError(f"the {kind} model has sizes that add up to more than {_MAX_NUMBERS:,}: it is too large.")
-    made: Any = None if _wraps(config) else transformers.CONFIG_MAPPING[kind].from_dict(dict(config))
-    network = transformers.MODEL_MAPPING.get(type(made), None)
+    built_config: Any = None if _wraps(config) else transformers.CONFIG_MAPPING[kind].from_dict(dict(config))
+    network = transformers.MODEL_MAPPING.get(type(built_config), None)
     network = network[0] if isinstance(network, tuple) else network
     if getattr(network, "main_input_name", None) != "pixel_values":
-        raise ConfigError(
-            f"models of type {kind!r} do not turn one picture into features: choose a ViT, DINOv2, Swin …"
-        )
-    if hasattr(made, "mask_ratio"):
-        made.mask_ratio = 0.0  # masked autoencoders would look at some patches only, by chance
-    with _hushed():
-        built: nn.Module = transformers.AutoModel.from_config(made, trust_remote_code=False)
-    return built
+        raise ConfigError(f"models of type {kind!r} do not turn one image into features: choose a ViT, DINOv2, Swin …")
+    if hasattr(built_config, "mask_ratio"):
+        built_config.mask_ratio = 0.0  # masked autoencoders would look at some patches only, at random
+    with _quiet():
+        model: nn.Module = transformers.AutoModel.from_config(built_config, trust_remote_code=False)
+    return model
 
 
 def _wraps(config: Mapping[str, Any]) -> bool:
@@ -216,7 +209,7 @@ def _numbers(value: Any) -> int:
 def _read_config(folder: Path) -> dict[str, Any]:
     transformers = import_transformers()
     try:
-        with _hushed():
+        with _quiet():
             config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # a missing file, damaged JSON, a model that needs code of its own
         raise ConfigError(
@@ -227,14 +220,14 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _processing(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """How the folder's image processor prepares pictures, in timm's words."""
+    """How the folder's image processor prepares images, in timm's words."""
     settings: dict[str, Any] = {}
     try:
-        with _hushed():
-            found = import_transformers().AutoImageProcessor.from_pretrained(
+        with _quiet():
+            processor = import_transformers().AutoImageProcessor.from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False
             )
-        values = found.to_dict()
+        values = processor.to_dict()
     except Exception:  # it has none, or one that needs code of its own
         values = {}
     if values.get("do_normalize") and values.get("image_mean") and values.get("image_std"):
@@ -263,7 +256,7 @@ def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: _plain(value) if isinstance(value, Mapping) else value
         for key, value in config.items()
-        if isinstance(key, str) and key not in _UNSAID and not key.startswith(("_", "output_"))
+        if isinstance(key, str) and key not in _OMITTED and not key.startswith(("_", "output_"))
     }
 
 
@@ -274,8 +267,8 @@ def _without_dense_pooler(model: nn.Module) -> nn.Module:
 
 
 def _is_whole(folder: Path, weights: bool) -> bool:
-    found = any(folder.glob("*.safetensors")) or any(folder.glob("pytorch_model*.bin"))
-    return (folder / "config.json").is_file() and (found or not weights)
+    has_weights = any(folder.glob("*.safetensors")) or any(folder.glob("pytorch_model*.bin"))
+    return (folder / "config.json").is_file() and (has_weights or not weights)
 
 
 def _weight_files(names: list[str]) -> list[str]:
@@ -290,7 +283,7 @@ def _reason(error: Exception) -> str:
 
 
 @contextmanager
-def _hushed() -> Iterator[None]:
+def _quiet() -> Iterator[None]:
     """Keep what transformers says of unused classifiers, and its bars, off the screen."""
     logs = import_transformers().utils.logging
     level, bars = logs.get_verbosity(), logs.is_progress_bar_enabled()

@@ -1,4 +1,4 @@
-"""Mixing two images of a batch, and how much of its own each image keeps."""
+"""CutMix and mixup: mixing two images of a batch, and how much of its own each image keeps."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from kedge.errors import ConfigError
-from kedge.images.augmentation.boxes import inside
-from kedge.images.augmentation.drawing import uniform
+from kedge.images.functional import box_mask, uniform
 
 __all__ = ["Mixed", "Mixing", "cutmix", "mixup"]
 
@@ -33,7 +32,7 @@ def cutmix(images: Tensor, others: Tensor, shares: Tensor, centre_y: Tensor, cen
     half_y, half_x = (side * height).long(), (side * width).long()
     top, bottom = (centre_y - half_y).clamp(min=0), (centre_y + half_y).clamp(max=height)
     left, right = (centre_x - half_x).clamp(min=0), (centre_x + half_x).clamp(max=width)
-    mixed = torch.where(inside((height, width), top, bottom, left, right), others, images)
+    mixed = torch.where(box_mask((height, width), top, bottom, left, right), others, images)
     return mixed, 1 - (bottom - top) * (right - left) / (height * width)
 
 
@@ -69,7 +68,7 @@ class Mixing:
         return uniform(5 if self.cutmix or self.mixup else 0, count, generator, device)
 
     def apply(self, images: Tensor, draws: Tensor) -> Mixed:
-        """Mix with given numbers: no chance, no waiting for the device, nothing that torch.compile cannot trace."""
+        """Mix with these numbers: no randomness, no device synchronisation, nothing torch.compile cannot trace."""
         if images.ndim != 4 or not images.is_floating_point():
             raise ConfigError(
                 f"images must be floats B x C x H x W, not {images.dtype} of shape {tuple(images.shape)}."
