@@ -77,3 +77,10 @@ def test_a_class_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
     Image.new("RGB", (4, 4)).save(os.fsdecode(folder + b"/a.png"))
     with pytest.raises(DataError, match=r"'caf\\udce9' in .* cannot be a class name: rename it"):
         list_classes(tmp_path)
+
+
+def test_the_old_name_is_accepted(tmp_path: Path) -> None:
+    (tmp_path / "a.png").touch()
+    with pytest.warns(DeprecationWarning, match="list_pictures is now list_images"):
+        from kedge.images import list_pictures
+    assert list_pictures(tmp_path) == [tmp_path / "a.png"]

