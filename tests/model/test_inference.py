@@ -5,6 +5,7 @@ import pickle
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -143,6 +144,16 @@ def test_a_copy_that_is_another_function_is_not_used() -> None:
     assert folded is not None
     with torch.no_grad():
         assert distance(folded(images), encoder(images)) > TOLERANCE
+    preprocessing = Preprocessing(SIDE, (0.4, 0.5, 0.6), (0.2, 0.2, 0.3))
+    model = Model(encoder, anchors=None, classes=[], preprocessing=preprocessing)
+    assert same(model, draw(3))
+    assert model.engine == "auto: eager"
+
+
+def test_a_network_that_cannot_be_folded_runs_as_it_is() -> None:
+    network = ResNet(Bottleneck, [1, 1, 1, 1], norm_layer=partial(nn.BatchNorm2d, track_running_stats=False))
+    network.fc = nn.Identity()
+    encoder = Encoder("no statistics", Backbone(network, 2048, "imagenet", ()), dim=DIM, head="linear").eval()
     preprocessing = Preprocessing(SIDE, (0.4, 0.5, 0.6), (0.2, 0.2, 0.3))
     model = Model(encoder, anchors=None, classes=[], preprocessing=preprocessing)
     assert same(model, draw(3))

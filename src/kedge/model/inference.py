@@ -15,6 +15,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import torch
@@ -102,8 +103,9 @@ class Inference:
             "folded, channels last": lambda: fold_batchnorm(encoder, images[:1]),
         }
         for name, build in candidates.items():
-            copy = build()
-            if copy is not None:
+            with suppress(Exception):  # a network that cannot be copied in this way runs as it is
+                if (copy := build()) is None:
+                    continue
                 forward = _channels_last(copy, flip_tta)
                 if _agrees(forward, encoder, images[:1], flip_tta):
                     self._chosen = name
