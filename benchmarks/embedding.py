@@ -1,19 +1,17 @@
-"""How many pictures a processor embeds in a second: Kedge beside eager torch, onnxruntime and timm.
+"""How many images a CPU embeds in a second: Kedge beside eager torch, onnxruntime and timm.
 
     python benchmarks/embedding.py             writes benchmarks/results/embedding.json
     python benchmarks/embedding.py --quick     ResNet-18 and few rounds; writes nothing
 
-All get the same uint8 pixels, 224 x 224, and standardise them with the same call. Kedge, eager torch and onnxruntime
+All get the same uint8 pixels, 224 x 224, and normalize them with the same call. Kedge, eager torch and onnxruntime
 (the encoder exported by torch, opened with its defaults) have the same weights; timm's model of the same name has its
-own. They are measured in turns, and the medians count. Kedge chose its way before that, with `Model.tune`, and is also
-shown as it is before anything is measured on a machine.
+own. They are measured in turns, and the medians count.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import tempfile
 import time
@@ -47,7 +45,6 @@ def main() -> None:
     quick = parser.parse_args().quick
     cases = []
     with tempfile.TemporaryDirectory() as scratch:
-        os.environ["KEDGE_TIMINGS"] = str(Path(scratch, "timings"))  # nothing is known before this run
         for name in ENCODERS[:1] if quick else ENCODERS:
             for batch in BATCHES:
                 cases.append(measure(name, batch, Path(scratch), 3.0 if quick else SECONDS))
@@ -65,17 +62,10 @@ def measure(name: str, batch: int, scratch: Path, seconds: float) -> dict[str, A
     torch.manual_seed(0)
     encoder = settled(build_encoder(name, head="none", stem="imagenet"))
     preprocessing = Preprocessing(size=SIDE, mean=IMAGENET_MEAN, std=IMAGENET_STD, scale=1 / 255)
-
-    def model() -> Model:
-        return Model(encoder, anchors=None, classes=[], preprocessing=preprocessing)
-
+    model = Model(encoder, anchors=None, classes=[], preprocessing=preprocessing)
     pixels = torch.randint(256, (batch, 3, SIDE, SIDE), dtype=torch.uint8)
-    untuned, tuned = model(), model()
-    untuned.embed_pixels(pixels)  # before anything is known of this machine
-    engine = tuned.tune(batch)
     ways: dict[str, Embed] = {
-        "kedge": tuned.embed_pixels,
-        "kedge, not tuned": untuned.embed_pixels,
+        "kedge": model.embed_pixels,
         "eager torch": after(preprocessing, encoder),
         "onnxruntime": after(preprocessing, exported(encoder, scratch / f"{name}.onnx")),
         "timm": after(preprocessing, settled(timm.create_model(name, num_classes=0))),
@@ -84,16 +74,15 @@ def measure(name: str, batch: int, scratch: Path, seconds: float) -> dict[str, A
         wanted = ways["eager torch"](pixels)
         apart = {
             way: float((ways[way](pixels) - wanted).norm(dim=1).max() / wanted.norm(dim=1).mean())
-            for way in ("kedge", "kedge, not tuned", "onnxruntime")
+            for way in ("kedge", "onnxruntime")
         }
         found = in_turns(ways, pixels, seconds)
     return {
         "encoder": name,
         "batch": batch,
         "rounds": len(found["kedge"]),
-        "engine": engine,
-        "not_tuned": untuned.engine,
-        "pictures_per_second": {way: round(batch / statistics.median(times), 2) for way, times in found.items()},
+        "engine": model.engine,
+        "images_per_second": {way: round(batch / statistics.median(times), 2) for way, times in found.items()},
         "milliseconds": {way: [round(1000 * one, 2) for one in quartiles(times)] for way, times in found.items()},
         "distance_from_eager": {way: float(f"{value:.1e}") for way, value in apart.items()},
     }
@@ -122,7 +111,7 @@ def settled(network: Any) -> Any:
 def after(preprocessing: Preprocessing, network: Embed) -> Embed:
     def embed(pixels: Tensor) -> Tensor:
         with torch.inference_mode():
-            return network(preprocessing.normalise(pixels))
+            return network(preprocessing.to_input(pixels))
 
     return embed
 
@@ -146,22 +135,22 @@ def quartiles(times: list[float]) -> list[float]:
 
 
 def shown(cases: list[dict[str, Any]]) -> dict[str, Any]:
-    """Pictures in a second; the way that was chosen, and how much faster than eager torch and the best rival."""
+    """Images per second; the engine that was used, and how much faster than eager torch and the best rival."""
     rows = []
     for case in cases:
-        speed = case["pictures_per_second"]
-        way = case["engine"].partition(": ")[2].partition(" ")[0]
+        speed = case["images_per_second"]
+        way = case["engine"].partition(": ")[2]
         best = max(speed[rival] for rival in RIVALS)
         rows.append(
             [
                 f"{case['encoder']}, batch {case['batch']}",
                 f"{speed['kedge']:.1f} ({way})",
-                *(f"{speed[other]:.1f}" for other in ("kedge, not tuned", *RIVALS)),
+                *(f"{speed[other]:.1f}" for other in RIVALS),
                 f"{speed['kedge'] / speed['eager torch']:.2f}",
                 f"{speed['kedge'] / best:.2f}",
             ]
         )
-    columns = ["pictures/s", "Kedge (its way)", "Kedge, not tuned", *RIVALS, "× eager", "× best rival"]
+    columns = ["images/s", "Kedge (engine)", *RIVALS, "× eager", "× best rival"]
     return {"columns": columns, "rows": rows}
 
 

@@ -24,7 +24,7 @@ from PIL import Image
 from kedge.encoders import build_encoder
 from kedge.gallery import Gallery
 from kedge.gallery.ingest import index_folder
-from kedge.images import Preprocessing, list_pictures, read_picture
+from kedge.images import Preprocessing, list_images, read_image
 from kedge.model import Model
 from kedge.reproduce.machine import describe
 
@@ -72,10 +72,10 @@ def draw(photos: Path, count: int) -> None:
 
 
 def measure(model: Model, photos: Path, scratch: Path) -> dict[str, Any]:
-    files = list_pictures(photos)
+    files = list_images(photos)
 
     def pixels(file: Path) -> torch.Tensor:
-        return torch.from_numpy(model.preprocessing.to_pixels(read_picture(file)))
+        return torch.from_numpy(model.preprocessing.to_pixels(read_image(file)))
 
     with ThreadPoolExecutor() as pool:
         started = time.perf_counter()

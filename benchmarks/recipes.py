@@ -90,8 +90,8 @@ def trained(name: str, folder: Path, common: list[str], overrides: list[str], *,
     asked = "held_out" if held_out else "test"
     metrics = found[asked] = evaluated(folder, held_out=held_out)
     model = Model.load(folder, device="cpu")
-    if model.preprocessing.mirror:
-        model.preprocessing = replace(model.preprocessing, mirror=False)
+    if model.preprocessing.flip_tta:
+        model.preprocessing = replace(model.preprocessing, flip_tta=False)
         model.save(folder / "model")
         found[f"{asked}_without_mirror"] = evaluated(folder, held_out=held_out)
     shown = {column: round(metrics[column]["mAP"], 4) for column in ("label_lists", "brute_force", "anchor_lists")}

@@ -332,14 +332,14 @@ def embed(data: Data, run: Path | None, epochs: int | None, folder: Path) -> dic
     from kedge.evaluation import evaluate_embeddings
     from kedge.evaluation.routing import route
     from kedge.metrics import rank_relevant
-    from kedge.model import Model, embed_pictures
+    from kedge.model import Model, embed_split
 
     overrides = ["experiment=demo", "loss=cam", f"seed={SEED}", *([f"recipe.epochs={epochs}"] if epochs else [])]
     model = Model.load(run) if run else kedge.train(overrides=overrides, folder=folder)
     if model.loss != "cam" or model.anchors is None:
         raise SystemExit(f"{run} was trained with the loss {model.loss}: give a run with loss=cam.")
     dataset = dataset_of(run or folder)
-    train, test = (embed_pictures(model.embed_pixels, some).cpu() for some in (dataset.train, dataset.test))
+    train, test = (embed_split(model.embed_pixels, some).cpu() for some in (dataset.train, dataset.test))
     model.to("cpu")
     asked, listed = route(model, test), route(model, train)
     pairs = (test, dataset.test.labels, train, dataset.train.labels)

@@ -26,7 +26,6 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Tests leave the user's caches alone."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KEDGE_DATA", str(tmp_path_factory.mktemp("data")))
-        patch.setenv("KEDGE_TIMINGS", str(tmp_path_factory.mktemp("timings")))
         yield
 
 

@@ -54,7 +54,6 @@ PARSED: dict[str, int] = {
     "docs/how-to/data.md": 3,
     "docs/how-to/exports.md": 1,
     "docs/how-to/few-pictures.md": 1,
-    "docs/how-to/indexing.md": 1,
     "docs/how-to/train.md": 2,
     "docs/reproduce.md": 1,
     "docs/scale.md": 8,

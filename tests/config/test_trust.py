@@ -37,8 +37,6 @@ def attacks(place: Path) -> dict[str, dict[str, Any]]:
     """Groups of a configuration, each of which would make `place/trace` when it is instantiated."""
     trace = place / "trace"
     (place / "evil.pt").write_bytes(pickle.dumps(Opened(trace)))
-    (place / "order").mkdir()
-    (place / "order/order.pt").write_bytes(pickle.dumps(Opened(trace)))
     load = {"_target_": "torch.load", "f": str(place / "evil.pt"), "weights_only": False}
     folder = {"_target_": "os.mkdir", "path": str(trace)}
     data = {"_target_": "kedge.datasets.arrays", "path": "none.npz", "flip": True}
@@ -48,7 +46,7 @@ def attacks(place: Path) -> dict[str, dict[str, Any]]:
     return {
         "another function": {"dataset": folder},
         "a function of Kedge's": {
-            "dataset": {"_target_": "kedge.model.engines.programs.make", "folder": str(place / "order")}
+            "dataset": {"_target_": "kedge.model.io.write_folder", "path": str(trace), "description": {}, "tensors": {}}
         },
         "a loader of Kedge's": {"dataset": {"_target_": "kedge.io.atomic_write", "path": str(trace)}},
         "a nested pickle": {"dataset": {**data, "path": load}},

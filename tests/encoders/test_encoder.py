@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 import torch
@@ -144,9 +143,3 @@ def test_bad_arguments(arguments: dict[str, object], words: list[str]) -> None:
         build_encoder(**arguments)
     for word in words:
         assert word in str(caught.value)
-
-
-def test_timm_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(ConfigError, match=r"kedge\[timm\]"):
-        build_encoder("timm:resnet18")

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from kedge.encoders.heads import GAIN, BoundedHead, UnitHead, build_head
+from kedge.encoders.heads import GAIN, BoundedHead, L2NormHead, build_head
 
 
 @pytest.mark.parametrize("offset", [0.0, 5.0, 500.0])
@@ -71,7 +71,7 @@ def test_none_is_the_features_themselves_where_it_can_be() -> None:
 
 def test_unit_divides_by_the_length() -> None:
     head = build_head("unit", 6, 3)
-    assert isinstance(head, UnitHead)
+    assert isinstance(head, L2NormHead)
     features = torch.randn(10, 6) * 7 + 3
     expected = torch.stack([row / row.square().sum().sqrt() for row in head.linear(features)])
     torch.testing.assert_close(head(features), expected)
@@ -87,7 +87,7 @@ def test_on_the_sphere_distances_and_cosines_agree() -> None:
 
 
 def test_unit_without_a_direction() -> None:
-    head = UnitHead(6, 3)
+    head = L2NormHead(6, 3)
     nn.init.zeros_(head.linear.bias)
     features = torch.randn(4, 6)
     features[1] = 0
@@ -105,7 +105,7 @@ def test_unit_without_a_direction() -> None:
 
 
 def test_unit_under_autocast() -> None:
-    head = UnitHead(64, 32)
+    head = L2NormHead(64, 32)
     features = torch.randn(16, 64)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         output = head(features)
@@ -115,7 +115,7 @@ def test_unit_under_autocast() -> None:
 
 
 def test_unit_compiles() -> None:
-    head = UnitHead(5, 2).train()
+    head = L2NormHead(5, 2).train()
     compiled = torch.compile(head, backend="eager", fullgraph=True)
     features = torch.randn(4, 5)
     torch.testing.assert_close(compiled(features), head(features))

@@ -9,7 +9,7 @@ from kedge.encoders import build_encoder
 from kedge.errors import ConfigError, DataError
 from kedge.evaluation import METHODS, METRICS, evaluate, evaluate_embeddings, route, top_hits
 from kedge.images import Preprocessing
-from kedge.model import Model, embed_pictures
+from kedge.model import Model, embed_split
 
 CLASSES = ("anchor", "buoy", "cleat")
 
@@ -158,7 +158,7 @@ def test_bad_arguments_are_named(model: Model, dataset: Dataset) -> None:
 def test_routes_do_not_depend_on_how_many_are_routed_at_once(
     model: Model, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    embeddings = embed_pictures(model.embed_pixels, dataset.train)
+    embeddings = embed_split(model.embed_pixels, dataset.train)
     whole = route(model, embeddings)
     monkeypatch.setattr("kedge.evaluation.routing.ROUTED_AT_ONCE", 7)
     assert torch.equal(route(model, embeddings), whole)

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from kedge.errors import PictureError
-from kedge.images import fetch_picture, is_url
+from kedge.images import fetch_image, is_url
 
 
 def png() -> bytes:
@@ -50,27 +50,27 @@ def host() -> Iterator[str]:
 
 
 def test_the_picture_behind_an_address(host: str) -> None:
-    assert fetch_picture(f"{host}/picture.png").size == (4, 6)
-    assert fetch_picture(f"{host}/moved").size == (4, 6)
+    assert fetch_image(f"{host}/picture.png").size == (4, 6)
+    assert fetch_image(f"{host}/moved").size == (4, 6)
 
 
 def test_what_is_not_there_or_no_picture(host: str) -> None:
     with pytest.raises(PictureError, match=f"{host}/gone.png cannot be fetched: Not Found"):
-        fetch_picture(f"{host}/gone.png")
-    with pytest.raises(PictureError, match=f"{host}/text.jpg cannot be read: it is not a picture"):
-        fetch_picture(f"{host}/text.jpg")
+        fetch_image(f"{host}/gone.png")
+    with pytest.raises(PictureError, match=f"{host}/text.jpg cannot be read: it is not an image"):
+        fetch_image(f"{host}/text.jpg")
     with pytest.raises(PictureError, match="holds more than 10 bytes"):
-        fetch_picture(f"{host}/picture.png", max_bytes=10)
+        fetch_image(f"{host}/picture.png", max_bytes=10)
     with pytest.raises(PictureError, match="cannot be fetched"):
-        fetch_picture("http://127.0.0.1:1/x.png")
+        fetch_image("http://127.0.0.1:1/x.png")
     with pytest.raises(PictureError, match="cannot be fetched"):
-        fetch_picture("http://[::1/x.png")
+        fetch_image("http://[::1/x.png")
 
 
 def test_only_the_web(host: str) -> None:
     with pytest.raises(PictureError, match="is no http"):
-        fetch_picture("file:///etc/passwd")
+        fetch_image("file:///etc/passwd")
     with pytest.raises(PictureError, match=r"leads to ftp://127\.0\.0\.1/picture\.png"):
-        fetch_picture(f"{host}/away")
+        fetch_image(f"{host}/away")
     assert is_url("HTTPS://example.org/a.png")
     assert not is_url("a.png")

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from kedge.errors import DataError
-from kedge.images import list_classes, list_pictures
+from kedge.images import list_classes, list_images
 
 
 def touch(*paths: Path) -> None:
@@ -18,7 +18,7 @@ def touch(*paths: Path) -> None:
 
 
 def names(folder: Path) -> list[str]:
-    return [path.relative_to(folder).as_posix() for path in list_pictures(folder)]
+    return [path.relative_to(folder).as_posix() for path in list_images(folder)]
 
 
 def test_lists_recursively_and_sorted(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_classes_are_first_level_folders(tmp_path: Path) -> None:
     assert labels == [0, 0, 1, 1, 2]
 
 
-@pytest.mark.parametrize("listing", [list_pictures, list_classes])
+@pytest.mark.parametrize("listing", [list_images, list_classes])
 def test_what_is_no_folder(tmp_path: Path, listing) -> None:
     with pytest.raises(DataError, match=r"There is no folder .*absent"):
         listing(tmp_path / "absent")
@@ -77,3 +77,10 @@ def test_a_class_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
     Image.new("RGB", (4, 4)).save(os.fsdecode(folder + b"/a.png"))
     with pytest.raises(DataError, match=r"'caf\\udce9' in .* cannot be a class name: rename it"):
         list_classes(tmp_path)
+
+
+def test_the_old_name_is_accepted(tmp_path: Path) -> None:
+    (tmp_path / "a.png").touch()
+    with pytest.warns(DeprecationWarning, match="list_pictures is now list_images"):
+        from kedge.images import list_pictures
+    assert list_pictures(tmp_path) == [tmp_path / "a.png"]

@@ -1,4 +1,4 @@
-"""Whatever the bytes, ``read_picture`` gives an RGB image or one PictureError, soon, quietly and in little memory.
+"""Whatever the bytes, ``read_image`` gives an RGB image or one PictureError, soon, quietly and in little memory.
 
 The cases are numbered, and a number always gives the same bytes (under one version of Pillow, which writes the
 pictures that are damaged). They are read in a child process, which a crash, a hang or a bomb may take down;
@@ -30,7 +30,7 @@ import pytest
 from PIL import Image, features
 
 from kedge.errors import PictureError
-from kedge.images import EXTENSIONS, MAX_PIXELS, read_picture
+from kedge.images import EXTENSIONS, MAX_PIXELS, read_image
 
 PATIENCE = 20  # seconds for one case
 MEMORY = 4096  # MiB for all cases, beyond what Python and its libraries take before the first
@@ -235,7 +235,7 @@ def case(number: int) -> tuple[str, bytes, int]:
     return name, data, limit
 
 
-def fault(data: bytes, limit: int, read: Callable[..., object] = read_picture) -> str | None:
+def fault(data: bytes, limit: int, read: Callable[..., object] = read_image) -> str | None:
     """Why the way these bytes were read cannot stand."""
     # Of Python's standard error: libtiff writes its own lines past it, and Pillow has no switch for them.
     with warnings.catch_warnings(record=True) as heard, redirect_stderr(io.StringIO()) as spoken:
@@ -244,7 +244,7 @@ def fault(data: bytes, limit: int, read: Callable[..., object] = read_picture) -
             image = read(data, max_pixels=limit)
         except PictureError as error:
             text = str(error)
-            if not re.fullmatch(r"The picture cannot be read: [^\n]{3,300}\.", text) or "memory" in text.lower():
+            if not re.fullmatch(r"The image cannot be read: [^\n]{3,300}\.", text) or "memory" in text.lower():
                 return f"no good sentence: {text!r}"
         except BaseException as error:
             return f"raised {error!r}"
@@ -274,13 +274,13 @@ def read_cases(first: int, last: int, memory: int, patience: float) -> None:
     faulthandler.enable()
     faulthandler.register(signal.SIGALRM, chain=True)  # a watching thread would want memory of its own
     corpus()
-    read_picture(corpus()["baseline.jpg"])
+    read_image(corpus()["baseline.jpg"])
     allow_memory(memory)
     for number in range(first, last):
         print(number, flush=True)
         signal.setitimer(signal.ITIMER_REAL, patience)
         name, data, limit = case(number) if number >= 0 else ("a bad reader", b"", 1)
-        read = BAD_READERS.get(number, read_picture)
+        read = BAD_READERS.get(number, read_image)
         found = fault(data, limit, read)
         if found and "memory" in found.lower():
             # Pillow also calls it a MemoryError when it cannot count a size: then ever more memory changes nothing.
@@ -340,7 +340,7 @@ def test_every_kind_of_picture_is_among_those_damaged() -> None:
     assert {Path(name).suffix for name in corpus()} == expected
     for name, data in corpus().items():
         assert fault(data, MAX_PIXELS) is None, name
-        assert read_picture(data).size in {(24, 18), (18, 24), (3, 2)}, name
+        assert read_image(data).size in {(24, 18), (18, 24), (3, 2)}, name
 
 
 def test_500_damaged_pictures() -> None:
@@ -357,10 +357,10 @@ def test_a_picture_of_30_000_by_30_000_pixels_is_refused_before_decoding(monkeyp
     data[16:25] = struct.pack(">IIB", 30_000, 30_000, 1)
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", lambda *_: pytest.fail("decoded"))
     with pytest.raises(PictureError, match="it has more pixels than Pillow's own limit allows"):
-        read_picture(with_checksums(bytes(data)))
+        read_image(with_checksums(bytes(data)))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
     with pytest.raises(PictureError, match="it has 30000 x 30000 pixels, more than the limit of 100,000,000"):
-        read_picture(with_checksums(bytes(data)))
+        read_image(with_checksums(bytes(data)))
 
 
 @pytest.mark.soak
@@ -374,6 +374,6 @@ if __name__ == "__main__":
         number = int(sys.argv[1])
         name, data, limit = case(number)
         print(f"Case {number}: {name}, {len(data)} bytes, at most {limit} pixels")
-        print(read_picture(data, max_pixels=limit))
+        print(read_image(data, max_pixels=limit))
     else:
         read_cases(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]))

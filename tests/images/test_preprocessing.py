@@ -46,34 +46,34 @@ def test_extreme_shapes(size: tuple[int, int]) -> None:
     assert Preprocessing(size=224).to_pixels(Image.new("RGB", size, "red"))[0].min() == 255
 
 
-def test_normalise_scales_and_standardises() -> None:
+def test_to_input_scales_and_normalizes() -> None:
     pixels = torch.randint(0, 256, (4, 3, 5, 6), dtype=torch.uint8)
-    assert torch.equal(Preprocessing(size=None).normalise(pixels), pixels.float() / 256)
+    assert torch.equal(Preprocessing(size=None).to_input(pixels), pixels.float() / 256)
     standard = Preprocessing(size=None, mean=IMAGENET_MEAN, std=IMAGENET_STD)
     expected = TF.normalize(pixels.float() / 256, list(IMAGENET_MEAN), list(IMAGENET_STD))
     for given in (pixels, pixels.float(), pixels.double(), pixels.half()):
-        result = standard.normalise(given)
+        result = standard.to_input(given)
         assert result.dtype == torch.float32
         torch.testing.assert_close(result, expected)
-    torch.testing.assert_close(standard.standardise(pixels.float() / 256), expected)
+    torch.testing.assert_close(standard.normalize(pixels.float() / 256), expected)
 
 
 @pytest.mark.parametrize("side", [8, 32, 50])
 def test_fit_resizes_as_torchvision_does(side: int) -> None:
     images = torch.rand(2, 3, 32, 32)
     expected = TF.resize(images, [side, side], antialias=True)
-    torch.testing.assert_close(Preprocessing(size=side).fit(images), expected)
-    torch.testing.assert_close(Preprocessing(size=side).normalise(images * 256), expected)
+    torch.testing.assert_close(Preprocessing(size=side).resize(images), expected)
+    torch.testing.assert_close(Preprocessing(size=side).to_input(images * 256), expected)
 
 
 def test_normalise_leaves_its_input_alone() -> None:
     pixels = torch.full((1, 3, 2, 2), 128.0)
-    Preprocessing(mean=IMAGENET_MEAN, std=IMAGENET_STD).normalise(pixels)
+    Preprocessing(mean=IMAGENET_MEAN, std=IMAGENET_STD).to_input(pixels)
     assert pixels.eq(128).all()
 
 
 @pytest.mark.parametrize(
-    "given", [Preprocessing(), Preprocessing(None, IMAGENET_MEAN, IMAGENET_STD, 1 / 255, mirror=True)]
+    "given", [Preprocessing(), Preprocessing(None, IMAGENET_MEAN, IMAGENET_STD, 1 / 255, flip_tta=True)]
 )
 def test_json_round_trip(given: Preprocessing) -> None:
     assert Preprocessing.from_json(json.loads(json.dumps(given.to_json()))) == given
@@ -107,6 +107,6 @@ def test_batches_and_pictures_lose_the_same_borders(shape: tuple[int, int]) -> N
     preprocessing = Preprocessing(size=side)
     one = preprocessing.to_pixels(Image.fromarray(pixels))
     batch = torch.from_numpy(pixels.transpose(2, 0, 1)[None].copy()).float()
-    assert preprocessing.fit(batch).shape == (1, 3, side, side)
+    assert preprocessing.resize(batch).shape == (1, 3, side, side)
     if (max(shape) - side) % 2 == 0:  # otherwise one of them cuts half a pixel
-        assert np.array_equal(preprocessing.fit(batch)[0].numpy(), one)
+        assert np.array_equal(preprocessing.resize(batch)[0].numpy(), one)

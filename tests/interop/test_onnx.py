@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from kedge.encoders import NAMES, build_encoder
 from kedge.errors import ConfigError, KedgeError, ModelError
 from kedge.images import Preprocessing
-from kedge.interop import export_onnx
+from kedge.interop import export_onnx, export_program
 from kedge.model import Model
 
 DIM = 12
@@ -31,7 +31,7 @@ SIZES = {
     "resnet101": 32,
     "timm:vit_tiny_patch16_224": 224,
 }
-LONG = ("resnet101", "timm:vit_tiny_patch16_224")
+LONG = ("resnet18", "resnet50", "resnet101", "swin_t", "timm:vit_tiny_patch16_224")
 
 
 class Tiny(nn.Module):
@@ -51,7 +51,7 @@ def make(
     head: str = "bounded",
     dim: int = DIM,
     size: int | None = 32,
-    mirror: bool = False,
+    flip_tta: bool = False,
     classifier: bool = False,
     posterior: bool = False,
 ) -> Model:
@@ -72,7 +72,7 @@ def make(
         encoder.eval(),
         anchors=torch.randn(3, dim),
         classes=CLASSES,
-        preprocessing=Preprocessing(size=size, mean=MEAN, std=STD, mirror=mirror),
+        preprocessing=Preprocessing(size=size, mean=MEAN, std=STD, flip_tta=flip_tta),
         classifier=nn.Linear(dim, 3) if classifier else None,
         loss="cross_entropy" if classifier and not posterior else "cam",
         posterior=posterior,
@@ -123,8 +123,8 @@ def test_every_head(head: str, dim: int, tmp_path: Path) -> None:
         assert apart(run(file, draw(count, 32))[0], model.embed_pixels(draw(count, 32))) < 1e-4
 
 
-def test_mirrored_pictures_are_seen_inside(tmp_path: Path) -> None:
-    model = make(mirror=True)
+def test_flip_tta_is_inside(tmp_path: Path) -> None:
+    model = make(flip_tta=True)
     pixels = draw(2, 32)
     (found,) = run(export_onnx(model, tmp_path / "model.onnx"), pixels)
     assert apart(found, model.embed_pixels(pixels)) < 1e-4
@@ -136,7 +136,7 @@ def test_mirrored_pictures_are_seen_inside(tmp_path: Path) -> None:
 def test_scores_of_all_classes(
     classifier: bool, posterior: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kedge.interop.programs._ANCHORS_AT_ONCE", 2)  # three anchors in two parts
+    monkeypatch.setattr("kedge.interop.onnx._ANCHORS_AT_ONCE", 2)  # three anchors in two parts
     model = make(classifier=classifier, posterior=posterior)
     pixels = draw(5, 32)
     file = export_onnx(model, tmp_path / "model.onnx", anchors=True)
@@ -164,11 +164,11 @@ def test_a_point_at_its_anchor_is_at_no_distance(tmp_path: Path) -> None:
     assert np.abs(np.diag(scores)).max() < 1e-4
 
 
-def test_images_that_are_standardised_already(tmp_path: Path) -> None:
+def test_images_that_are_normalized_already(tmp_path: Path) -> None:
     model = make()
     pixels = draw(2, 32)
     file = export_onnx(model, tmp_path / "model.onnx", pixels=False)
-    (found,) = run(file, model.preprocessing.normalise(pixels), "images")
+    (found,) = run(file, model.preprocessing.to_input(pixels), "images")
     assert apart(found, model.embed_pixels(pixels)) < 1e-4
 
 
@@ -275,3 +275,45 @@ def test_what_cannot_be_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(ConfigError, match=r"pip install 'kedge\[onnx\]'"):
         export_onnx(model, tmp_path / "model.onnx")
+
+
+PROGRAM_ALONE = """
+import json, sys
+import numpy as np, torch
+
+extra = {"kedge.json": ""}
+program = torch.export.load("model.pt2", extra_files=extra).module()
+pixels = torch.from_numpy(np.load("pixels.npy"))
+embeddings, scores = program(pixels)
+assert "kedge" not in sys.modules and "torchvision" not in sys.modules
+assert program(pixels[:1])[0].shape == embeddings[:1].shape
+np.savez("outputs.npz", embeddings=embeddings, scores=scores)
+print(extra["kedge.json"])
+"""
+
+
+def test_a_program_runs_without_kedge(tmp_path: Path) -> None:
+    model, pixels = make(flip_tta=True), draw(5, 32)
+    assert export_program(model, tmp_path / "model.pt2", anchors=True) == tmp_path / "model.pt2"
+    assert [file.name for file in tmp_path.iterdir()] == ["model.pt2"]
+    np.save(tmp_path / "pixels.npy", pixels.numpy())
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM_ALONE], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    outputs, embeddings = np.load(tmp_path / "outputs.npz"), model.embed_pixels(pixels)
+    assert apart(outputs["embeddings"], embeddings) < 1e-5
+    assert apart(outputs["scores"], model.scores(embeddings)) < 1e-5
+    about = json.loads(done.stdout)
+    assert json.loads(about["classes"]) == list(CLASSES)
+    assert json.loads(about["preprocessing"])["size"] == 32
+
+
+def test_a_program_that_differs_leaves_nothing(tmp_path: Path) -> None:
+    model = make()
+    model.encoder.backbone = OtherwiseWhenTraced()
+    for anchors in (False, True):  # also where anchors are all that torch has to keep
+        with pytest.raises(ModelError, match="would differ from the model: its embeddings of 1 random images"):
+            export_program(model, tmp_path / "model.pt2", anchors=anchors)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ConfigError, match=r"end in \.pt2"):
+        export_program(model, tmp_path / "model.onnx")

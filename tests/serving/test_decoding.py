@@ -16,7 +16,7 @@ from PIL import Image
 
 from kedge.errors import PictureError
 from kedge.gallery import Gallery
-from kedge.images import Preprocessing, read_picture
+from kedge.images import Preprocessing, read_image
 from kedge.serving import decoding
 from kedge.serving.app import create_app
 from kedge.serving.decoding import Decoders
@@ -30,7 +30,7 @@ PROGRAM = """
 import os, time
 from kedge.images import decoder
 
-real = decoder.read_picture
+real = decoder.read_image
 
 def read(source, **options):
     if source == b"slow" or (not isinstance(source, bytes) and open(source, "rb").read(4) == b"slow"):
@@ -41,7 +41,7 @@ def read(source, **options):
         bytearray(decoder._MEMORY)
     return real(source, **options)
 
-decoder.read_picture = read
+decoder.read_image = read
 decoder.main()
 """
 """The decoder, with some pictures that are worse than can be made without knowing of a fault in a library."""
@@ -58,9 +58,9 @@ def decoders(monkeypatch: pytest.MonkeyPatch) -> Iterator[Decoders]:
 def test_what_is_decoded_elsewhere_is_the_same(decoders: Decoders, stripe_files: Path) -> None:
     file = next((stripe_files / "test").rglob("*.png"))
     for size in (8, 17, None):
-        expected = Preprocessing(size=size).to_pixels(read_picture(file))
+        expected = Preprocessing(size=size).to_pixels(read_image(file))
         assert np.array_equal(decoders.pixels(file.read_bytes(), size), expected)
-    with pytest.raises(PictureError, match=r"^The picture cannot be read: it is not a picture of a known format\.$"):
+    with pytest.raises(PictureError, match=r"^The image cannot be read: it is not an image of a known format\.$"):
         decoders.pixels(b"certainly not", 8)
     with pytest.raises(PictureError, match="more than the limit of 50,000,000"):
         decoders.pixels(b"P6 9000 9000 255 " + bytes(60_000), 8)
@@ -76,7 +76,7 @@ def test_what_is_decoded_elsewhere_is_the_same(decoders: Decoders, stripe_files:
 )
 def test_a_bad_picture_ends_alone(decoders: Decoders, query: Query, content: bytes, sentence: str) -> None:
     for _ in range(2):
-        with pytest.raises(PictureError, match=f"^The picture cannot be read: {sentence}.$"):
+        with pytest.raises(PictureError, match=f"^The image cannot be read: {sentence}.$"):
             decoders.pixels(content, 8)
         assert decoders.pixels(query("level"), 8).shape == (3, 8, 8)
 

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset as TorchDataset
 from kedge import Model, evaluate, train
 from kedge.config.compose import dataset_of
 from kedge.datasets import as_dataset
-from kedge.encoders import published
+from kedge.encoders import pretrained
 from kedge.errors import DataError
 from kedge.training import overrides_for
 
@@ -75,7 +75,7 @@ def test_hugging_face_splits_train_alike(run: Path, tmp_path: Path) -> None:
 
 def test_what_the_user_says_of_the_pictures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    monkeypatch.setattr(published, "reach", lambda *_: (_ for _ in ()).throw(OSError("no network")))
+    monkeypatch.setattr(pretrained, "reach", lambda *_: (_ for _ in ()).throw(OSError("no network")))
     given = overrides_for(Colours(), ["dataset.size=16", "dataset.test_fraction=0.5"])
     assert given[0] == "dataset=stored"
     assert "recipe=kedge" in given

@@ -116,7 +116,7 @@ def test_a_model_looks_at_mirrored_pictures_where_training_did(
         *([f"{where}.flip=false"] if where else []),
     ]
     model = train(overrides=[*tiny, *wanted, "split.holdout=0"], folder=tmp_path)
-    assert model.preprocessing.mirror is (not where)
+    assert model.preprocessing.flip_tta is (not where)
     with np.load(stripes) as arrays:
         images, labels = torch.from_numpy(arrays["x_train"].transpose(0, 3, 1, 2).copy()), arrays["y_train"]
     embeddings = model.embed_pixels(images)

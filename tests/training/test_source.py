@@ -10,7 +10,7 @@ from torchvision.models import resnet18
 
 from kedge import Model, evaluate, train
 from kedge.datasets import folder as class_folders
-from kedge.encoders import published
+from kedge.encoders import pretrained
 from kedge.training import overrides_for
 
 
@@ -30,7 +30,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    monkeypatch.setattr(published, "CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr(pretrained, "CONNECT_SECONDS", 0.5)
 
 
 def test_without_weights_it_trains_from_scratch_and_says_so(

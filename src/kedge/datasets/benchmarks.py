@@ -13,7 +13,7 @@ from kedge.datasets.cache import decode
 from kedge.datasets.download import Source, data_root, fetch, obtain, read_lines
 from kedge.deps import require
 from kedge.errors import DataError
-from kedge.images import list_pictures
+from kedge.images import list_images
 
 __all__ = ["cifar100", "food101", "svhn", "tiny_imagenet"]
 
@@ -59,7 +59,7 @@ def tiny_imagenet(root: str | Path | None = None, source: Source = TINY_IMAGENET
         name if first.count(name) == 1 else f"{name} ({identifier})"
         for name, identifier in zip(first, identifiers, strict=True)
     ]
-    train = [(file, name) for name in identifiers for file in list_pictures(folder / "train" / name)]
+    train = [(file, name) for name in identifiers for file in list_images(folder / "train" / name)]
     notes = (line.split("\t") for line in read_lines(folder, "val/val_annotations.txt"))
     test = [(folder / "val" / "images" / file, name) for file, name, *_ in notes]
     return _from_files("tiny_imagenet", folder, identifiers, names, train, test, 64, root)

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +24,7 @@ from kedge.console import stderr
 from kedge.datasets.base import ImageSplit
 from kedge.datasets.download import data_root
 from kedge.errors import DataError, PictureError
-from kedge.images import Preprocessing, read_picture
+from kedge.images import Preprocessing, prefetch, read_image
 from kedge.io import atomic_write
 
 __all__ = ["Decoded", "cache_folder", "decode", "decode_each", "open_array", "short_hash", "write_array"]
@@ -67,7 +64,7 @@ def decode(base: Path, files: Sequence[Path], size: int, root: str | Path | None
             reasons = [(names[row], reason) for row, reason in skipped.items()]
             return stem, {"size": size, "files": names, "skipped": reasons}
 
-        write_array(folder, shape, lambda row: read_picture(files[row]), notes, called=files)
+        write_array(folder, shape, lambda row: read_image(files[row]), notes, called=files)
         for old in folder.glob(f"{owner}-*"):
             if old.stem != stem:
                 with suppress(OSError):
@@ -150,19 +147,10 @@ def decode_each(count: int, size: int, read: Callable[[int], Image.Image]) -> It
         except PictureError as error:
             return str(error)
 
-    workers = min(16, (os.cpu_count() or 1) + 1)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = stderr()
-    remaining = iter(range(count))
-    with (
-        ThreadPoolExecutor(workers) as pool,
-        Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress,
-    ):
-        task = progress.add_task("decoding images", total=count)
-        while batch := list(islice(remaining, 32 * workers)):
-            for result in pool.map(pixels, batch):
-                yield result
-                progress.advance(task)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        yield from progress.track(prefetch(pixels, range(count)), total=count, description="decoding images")
 
 
 def _state(name: str, file: Path) -> tuple[str, int, int]:

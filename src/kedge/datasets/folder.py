@@ -12,7 +12,7 @@ from kedge.datasets.base import Dataset
 from kedge.datasets.cache import Decoded, decode
 from kedge.datasets.splits import hold_out
 from kedge.errors import ConfigError, DataError
-from kedge.images import EXTENSIONS, list_classes, list_pictures
+from kedge.images import EXTENSIONS, list_classes, list_images
 
 __all__ = ["folder"]
 
@@ -68,7 +68,7 @@ def _split_folders(base: Path) -> tuple[Path, Path] | None:
 def _classes(base: Path) -> tuple[np.ndarray, list[Path]]:
     """The class name of every file, and the files."""
     classes, files, labels = list_classes(base)
-    if not classes and list_pictures(base):
+    if not classes and list_images(base):
         raise DataError(f"{base} has pictures but no class folders: put each class in a folder of its own.")
     if not classes:
         raise DataError(f"{base} has no pictures ({', '.join(sorted(EXTENSIONS))}): check the path.")

@@ -14,7 +14,7 @@ from PIL import Image
 from kedge.datasets.sources import Label, Source
 from kedge.deps import require
 from kedge.errors import DataError, DownloadError, PictureError
-from kedge.images import read_picture
+from kedge.images import read_image
 
 __all__ = ["HuggingFaceSource", "is_huggingface", "load_huggingface", "splits_of"]
 
@@ -53,9 +53,9 @@ class HuggingFaceSource(Source):
         """A picture and its label."""
         found = self._row(row)
         try:
-            picture = read_picture(self._content(found[self.image]))
+            picture = read_image(self._content(found[self.image]))
         except (OSError, PictureError) as error:
-            reason = str(error).removeprefix("The picture cannot be read: ")
+            reason = str(error).removeprefix("The image cannot be read: ")
             raise PictureError(f"row {row} of {self.name} cannot be read: {reason}") from error
         return picture, self._known(found[self.label])
 

@@ -1,11 +1,11 @@
-"""Encoders: pictures in, embeddings out. A backbone (torchvision; timm and Hugging Face with extras), then a head."""
+"""Encoders: images in, embeddings out. A backbone (torchvision, timm, Hugging Face), then a head."""
 
 from __future__ import annotations
 
 from kedge.encoders.backbones import NAMES, STEMS
 from kedge.encoders.encoder import Encoder, build_encoder
 from kedge.encoders.heads import HEADS
-from kedge.encoders.published import fetch_weights, published_settings
+from kedge.encoders.pretrained import fetch_weights, pretrained_cfg
 
 __all__ = [
     "HEADS",
@@ -14,5 +14,5 @@ __all__ = [
     "Encoder",
     "build_encoder",
     "fetch_weights",
-    "published_settings",
+    "pretrained_cfg",
 ]

@@ -1,21 +1,20 @@
-"""Backbones: networks that turn a batch of pictures into pooled features, without their classifier."""
+"""Backbones: networks that turn a batch of images into pooled features, without their classifier."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 from torch import nn
 from torchvision.models import ResNet, resnet18, resnet50, resnet101, swin_t
 from torchvision.models.resnet import BasicBlock
 
-from kedge.encoders.huggingface import HF, HuggingFaceNetwork, fetch_folder, import_transformers
+from kedge.encoders.transformers import HF, TransformersBackbone, fetch_folder, import_transformers
 from kedge.errors import ConfigError
 
-__all__ = ["NAMES", "STEMS", "TIMM", "Backbone", "build_backbone", "check_name", "import_timm", "timm_model"]
+__all__ = ["NAMES", "STEMS", "TIMM", "Backbone", "build_backbone", "check_name", "timm_model"]
 
 STEMS = ("auto", "imagenet", "small")
 SMALL_IMAGE = 64
@@ -56,7 +55,7 @@ def build_backbone(
     config: Mapping[str, Any] | None = None,
     width: int | None = None,
 ) -> Backbone:
-    """The backbone called ``name``, with random weights; one of Hugging Face's, of ``config`` where that is known."""
+    """The backbone called ``name``, with random weights; one of transformers, of ``config`` where that is known."""
     check_name(name)
     if stem not in STEMS:
         raise ConfigError(f"stem must be one of {', '.join(STEMS)}; found {stem!r}.")
@@ -67,7 +66,7 @@ def build_backbone(
     if name.startswith(TIMM):
         return _build_timm(name, image_size)
     if name.startswith(HF):
-        return _build_huggingface(name, image_size, config, width)
+        return _build_transformers(name, image_size, config, width)
     return _build_swin(image_size)
 
 
@@ -95,7 +94,7 @@ def _build_resnet(name: str, stem: str, image_size: int | None) -> Backbone:
 
 
 def _build_swin(image_size: int | None) -> Backbone:
-    _check_size("swin_t", image_size, wanted=224)
+    _check_size("swin_t", image_size, expected=224)
     network = swin_t()
     width = network.head.in_features
     network.head = nn.Identity()
@@ -103,52 +102,45 @@ def _build_swin(image_size: int | None) -> Backbone:
 
 
 def _build_timm(name: str, image_size: int | None) -> Backbone:
-    timm, model = import_timm(), timm_model(name)
+    import timm
+
     try:
-        network = timm.create_model(model, num_classes=0)
+        network: Any = timm.create_model(timm_model(name), num_classes=0)
     except RuntimeError as error:  # a pretrained tag ("resnet18.tag") that does not exist
         raise ConfigError(f"encoder {name!r} cannot be built by timm: {error}") from error
-    settings = network.pretrained_cfg
-    if settings.get("fixed_input_size"):
-        _check_size(name, image_size, wanted=settings["input_size"][-1])
+    config = network.pretrained_cfg
+    if config.get("fixed_input_size"):
+        _check_size(name, image_size, expected=config["input_size"][-1])
     # Some networks (MobileNet) have a layer between num_features and the classifier; it stays.
     width = getattr(network, "head_hidden_size", None) or network.num_features
-    classifier = settings.get("classifier") or ()
+    classifier = config.get("classifier") or ()
     classifier = (classifier,) if isinstance(classifier, str) else tuple(classifier)
     return Backbone(network, width, "imagenet", classifier)
 
 
-def _build_huggingface(
+def _build_transformers(
     name: str, image_size: int | None, config: Mapping[str, Any] | None, width: int | None
 ) -> Backbone:
-    network = (
-        HuggingFaceNetwork(config) if config is not None else HuggingFaceNetwork.of(fetch_folder(name, weights=False))
-    )
+    if config is None:
+        network = TransformersBackbone.from_folder(fetch_folder(name, weights=False))
+    else:
+        network = TransformersBackbone(config)
     return Backbone(network, width or network.width(image_size), "imagenet", (), network.config)
 
 
-def _check_size(name: str, image_size: int | None, *, wanted: int) -> None:
-    if image_size is not None and image_size != wanted:
+def _check_size(name: str, image_size: int | None, *, expected: int) -> None:
+    if image_size is not None and image_size != expected:
         raise ConfigError(
-            f"encoder {name} takes pictures of {wanted} x {wanted} pixels; found image_size {image_size}: "
-            f"resize the pictures to {wanted}, or choose a ResNet."
+            f"encoder {name} takes images of {expected} x {expected} pixels; found image_size {image_size}: "
+            f"resize the images to {expected}, or choose a ResNet."
         )
-
-
-def import_timm() -> ModuleType:
-    """The module ``timm``, or a sentence that says how to get it."""
-    try:
-        import timm
-    except ImportError as error:
-        raise ConfigError(
-            "encoders called timm:<model> need timm, which is not installed: pip install 'kedge[timm]'."
-        ) from error
-    return timm
 
 
 def timm_model(name: str) -> str:
     """The timm model that ``timm:<model>`` stands for."""
-    timm, model = import_timm(), name.removeprefix(TIMM)
+    import timm
+
+    model = name.removeprefix(TIMM)
     # is_model knows registered architectures only, so no name here can make timm open a network connection.
     if not timm.is_model(model):
         close = difflib.get_close_matches(model, timm.list_models(), n=3)

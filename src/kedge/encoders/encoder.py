@@ -10,15 +10,15 @@ from torch import Tensor, nn
 
 from kedge.encoders.backbones import Backbone, build_backbone
 from kedge.encoders.heads import build_head
-from kedge.encoders.huggingface import HF, shown_name
-from kedge.encoders.weights import load_weights, stem_of
+from kedge.encoders.pretrained import load_weights, stem_of
+from kedge.encoders.transformers import HF, shown_name
 from kedge.errors import ConfigError
 
 __all__ = ["Encoder", "build_encoder"]
 
 
 class Encoder(nn.Module):
-    """Float pictures B x 3 x H x W in, embeddings B x ``dim`` out; made by :func:`build_encoder`."""
+    """Float images B x 3 x H x W in, embeddings B x ``dim`` out; made by :func:`build_encoder`."""
 
     def __init__(self, name: str, backbone: Backbone, *, dim: int, head: str) -> None:
         super().__init__()
@@ -32,14 +32,14 @@ class Encoder(nn.Module):
         self.backbone = backbone.network
         self.head = build_head(head, backbone.width, dim)
 
-    def forward(self, images: Tensor, *, mirror: bool = False) -> Tensor:
-        """Embed a batch of pictures."""
-        return self.head(self.features(images, mirror=mirror))  # type: ignore[no-any-return]
+    def forward(self, images: Tensor, *, flip_tta: bool = False) -> Tensor:
+        """Embed a batch of images."""
+        return self.head(self.features(images, flip_tta=flip_tta))  # type: ignore[no-any-return]
 
-    def features(self, images: Tensor, *, mirror: bool = False) -> Tensor:
-        """What the head sees of the pictures or, with ``mirror``, of them and their mirror images in the mean."""
-        found: Tensor = self.backbone(images)
-        return (found + self.backbone(images.flip(-1))) / 2 if mirror else found
+    def features(self, images: Tensor, *, flip_tta: bool = False) -> Tensor:
+        """Pooled features, the head's input; with ``flip_tta`` the mean over each image and its mirror image."""
+        features: Tensor = self.backbone(images)
+        return (features + self.backbone(images.flip(-1))) / 2 if flip_tta else features
 
     def freeze(self) -> Self:
         """Keep the backbone as it is: no gradients, and batch statistics that no longer move."""
@@ -57,17 +57,17 @@ class Encoder(nn.Module):
     @property
     def spec(self) -> dict[str, Any]:
         """The architecture, ready for JSON; :meth:`from_spec` builds it again."""
-        said = {"name": self.name, "dim": self.dim, "stem": self.stem, "head": self.head_kind}
-        return said if self.config is None else {**said, "width": self.width, "config": self.config}
+        spec = {"name": self.name, "dim": self.dim, "stem": self.stem, "head": self.head_kind}
+        return spec if self.config is None else {**spec, "width": self.width, "config": self.config}
 
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any]) -> Self:
         """The architecture that ``spec`` describes, with random weights; nothing is fetched for it."""
-        known: dict[str, Any] = {}
+        options: dict[str, Any] = {}
         if spec["name"].startswith(HF):
             # Without them, the Hub would be asked for the one and a forward pass for the other.
-            known = {"config": dict(spec["config"]), "width": _checked_dim(spec["width"])}
-        backbone = build_backbone(spec["name"], stem=spec["stem"], **known)
+            options = {"config": dict(spec["config"]), "width": _checked_dim(spec["width"])}
+        backbone = build_backbone(spec["name"], stem=spec["stem"], **options)
         return cls(spec["name"], backbone, dim=_checked_dim(spec["dim"]), head=spec["head"])
 
 
@@ -87,16 +87,16 @@ def build_encoder(
             of Hugging Face: ``hf:<organisation>/<model>`` or ``hf:<folder>``.
         dim: size of the embedding; by default the width of the backbone.
         stem: how a ResNet begins. ``imagenet``: 7 x 7, stride 2, then max-pooling; ``small``: 3 x 3,
-            stride 1, no max-pooling; ``auto``: ``small`` for pictures of up to 64 pixels trained from scratch,
+            stride 1, no max-pooling; ``auto``: ``small`` for images of up to 64 pixels trained from scratch,
             otherwise ``imagenet``.
         head: ``none`` (the pooled features themselves), ``linear``, ``bounded`` (a linear layer for the paper's CAM),
             ``batchnorm`` (features of one scale, for a classifier on a frozen encoder), or ``unit`` (a linear layer,
-            then divided by the length: for losses of cosines).
+            then L2-normalized: for losses of cosines).
         weights: ``None`` (random), ``default``, a torchvision name such as ``IMAGENET1K_V1``, a file
-            (``.pth``, ``.pt``, ``.safetensors``), or the folder of a model or run of Kedge's own; for Hugging Face's,
+            (``.pth``, ``.pt``, ``.safetensors``), or the folder of a Kedge model or run; for Hugging Face's,
             ``default`` or a folder. A ``small`` stem keeps its first convolution random where the pretrained one has
             another shape.
-        image_size: side of the pictures, where it is known.
+        image_size: side of the images, where it is known.
 
     >>> encoder = build_encoder("resnet10", dim=64, image_size=32)
     >>> encoder.stem, encoder.width, encoder.dim

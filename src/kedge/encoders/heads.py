@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from kedge.errors import ConfigError
 
-__all__ = ["GAIN", "HEADS", "BatchNormHead", "BoundedHead", "UnitHead", "build_head"]
+__all__ = ["GAIN", "HEADS", "BatchNormHead", "BoundedHead", "L2NormHead", "build_head"]
 
 HEADS = ("none", "linear", "bounded", "batchnorm", "unit")
 
 GAIN = 3.0
 
-_NOTHING = 1e-6
+_MIN_LENGTH = 1e-6
 """Shorter than that, a vector has no direction."""
 
 
@@ -63,8 +63,8 @@ class BatchNormHead(nn.Module):
     forward = BoundedHead.bounded
 
 
-class UnitHead(nn.Module):
-    """A linear layer whose output is divided by its length: embeddings on the unit sphere.
+class L2NormHead(nn.Module):
+    """A linear layer, then L2 normalization: embeddings on the unit sphere.
 
     There squared distance is 2 - 2 cos, so that what a loss of cosines brings together is also near. Divided in at
     least float32, whatever the autocast dtype. A vector without a direction stays zero and gives no gradient.
@@ -80,9 +80,9 @@ class UnitHead(nn.Module):
         with torch.autocast(points.device.type, enabled=False):
             points = points if points.dtype == torch.float64 else points.float()
             lengths: Tensor = torch.linalg.vector_norm(points, dim=1, keepdim=True)
-            # Not clamped to some epsilon: the gradient would be divided by it. A NaN is not lost.
-            lost = lengths <= _NOTHING
-            return (points / lengths.masked_fill(lost, 1)).masked_fill(lost, 0)
+            # Not clamped to some epsilon: the gradient would be divided by it. A NaN stays.
+            zero = lengths <= _MIN_LENGTH
+            return (points / lengths.masked_fill(zero, 1)).masked_fill(zero, 0)
 
 
 def build_head(kind: str, width: int, dim: int) -> nn.Module:
@@ -95,7 +95,7 @@ def build_head(kind: str, width: int, dim: int) -> nn.Module:
         norm = BatchNormHead(width)
         return norm if dim == width else nn.Sequential(norm, nn.Linear(width, dim))
     if kind == "unit":
-        return UnitHead(width, dim)
+        return L2NormHead(width, dim)
     if kind == "none" and dim == width:
         return nn.Identity()
     return nn.Linear(width, dim)

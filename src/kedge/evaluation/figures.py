@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from kedge.datasets import Dataset, ImageSplit
 from kedge.errors import ConfigError
 from kedge.metrics import nearest
-from kedge.model import Model, embed_pictures
+from kedge.model import Model, embed_split
 
 Rows = npt.NDArray[np.int64]
 
@@ -27,8 +27,8 @@ def top_hits(
     model: Model, dataset: Dataset, queries: Sequence[int] | Rows, k: int = 6, *, batch_size: int = 256
 ) -> Rows:
     """The training rows nearest to each of these test rows (queries x k), by brute force."""
-    asked = embed_pictures(model.embed_pixels, dataset.test.subset(queries), batch_size=batch_size, title="queries")
-    gallery = embed_pictures(model.embed_pixels, dataset.train, batch_size=batch_size, title="gallery")
+    asked = embed_split(model.embed_pixels, dataset.test.subset(queries), batch_size=batch_size, title="queries")
+    gallery = embed_split(model.embed_pixels, dataset.train, batch_size=batch_size, title="gallery")
     hits: Rows = nearest(asked, gallery, k).cpu().numpy()
     return hits
 

@@ -21,7 +21,7 @@ from kedge.metrics import Ranking, accuracy, rank_relevant
 from kedge.metrics.distances import DEFAULT_MEMORY
 from kedge.metrics.inputs import Array
 from kedge.metrics.ranking import Rest
-from kedge.model import Model, embed_pictures
+from kedge.model import Model, embed_split
 
 _BATCH = {"cpu": 256, "cuda": 2048}
 """ImageSplit embedded at a time."""
@@ -149,7 +149,7 @@ def _embedded(model: Model, pictures: ImageSplit, batch_size: int, title: str) -
     if shared:
         share = shard_range(len(pictures), whole=batch_size)
         pictures = pictures.subset(np.arange(share.start, share.stop))
-    embeddings = embed_pictures(model.embed_pixels, pictures, batch_size=batch_size, title=title)
+    embeddings = embed_split(model.embed_pixels, pictures, batch_size=batch_size, title=title)
     routes = route(model, embeddings)
     return (all_gather_rows(embeddings), all_gather_rows(routes)) if shared else (embeddings, routes)
 

@@ -20,7 +20,7 @@ from kedge.gallery.anchors import Anchors
 from kedge.gallery.backup import repair_copy
 from kedge.gallery.calibration import Calibration, CalibrationFile, save_calibration
 from kedge.gallery.checksums import DamagedLists
-from kedge.gallery.ingest import Added, add_images, dataset_images, list_images
+from kedge.gallery.ingest import Added, add_images, dataset_images, list_with_labels
 from kedge.gallery.location import Location
 from kedge.gallery.manifest import (
     ListKind,
@@ -36,7 +36,7 @@ from kedge.gallery.schema import COLUMNS, check_labels, first_line
 from kedge.gallery.search import Result, Snapshot
 from kedge.gallery.snapshot import SnapshotLoader
 from kedge.gallery.table import LOCK, MEMORY, Table, Version
-from kedge.images import fetch_picture, is_url, read_picture
+from kedge.images import fetch_image, is_url, read_image
 from kedge.model import Model
 
 __all__ = ["Gallery", "Item", "Method"]
@@ -269,7 +269,7 @@ class Gallery:
             raise ConfigError(f"{self.location} was made without a model: use add_embeddings.")
         if commit_every is not None and commit_every < 1:
             raise ConfigError(f"commit_every must be at least 1, found {commit_every}.")
-        files, names = dataset_images(source, labels) if is_external(source) else list_images(source, labels)
+        files, names = dataset_images(source, labels) if is_external(source) else list_with_labels(source, labels)
         names = check_labels(names)
         columns = _check_metadata(metadata, len(files))
         with self.writing() as table:
@@ -327,7 +327,7 @@ class Gallery:
         elif self.model is None:
             raise ConfigError(f"{self.location} was made without a model: calibrate with vectors.")
         else:
-            vectors = self.model.embed(list_images(held_out)[0]).numpy()
+            vectors = self.model.embed(list_with_labels(held_out)[0]).numpy()
         nearest = np.sqrt(self._snapshots.verified().anchors.nearest_squares(vectors))
         calibration = Calibration.from_distances(nearest, accept)
         with self.writing():
@@ -389,9 +389,9 @@ class Gallery:
         if isinstance(query, str) and is_url(query):
             if not allow_url:
                 raise ConfigError(f"{query} is an address: say allow_url=True (--url) to have it fetched.")
-            image = fetch_picture(query)
+            image = fetch_image(query)
         elif isinstance(query, bytes):
-            image = read_picture(query)
+            image = read_image(query)
         return self.model.embed(image).numpy()[0], None
 
     @renamed_keywords(at_least="min_candidates", without="exclude_id")

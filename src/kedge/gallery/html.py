@@ -10,8 +10,8 @@ from pathlib import Path
 from kedge.errors import ConfigError, PictureError
 from kedge.gallery.gallery import Gallery
 from kedge.gallery.search import Hit, Result
-from kedge.images import is_url, read_picture
-from kedge.images.resizing import thumbnail_of
+from kedge.images import is_url, read_image
+from kedge.images.io import make_thumbnail
 
 __all__ = ["frame", "search_page", "text", "thumbnail", "write_page"]
 
@@ -72,7 +72,7 @@ def thumbnail(path: str | None, side: int, *, stored: bytes | None = None) -> st
     if path is None:
         return '<div class="hole">no picture</div>'
     try:
-        content = stored or thumbnail_of(read_picture(path), side)
+        content = stored or make_thumbnail(read_image(path), side)
     except PictureError:
         return '<div class="hole">the picture cannot be read any more</div>'
     data = base64.b64encode(content).decode()

@@ -18,8 +18,8 @@ from kedge.datasets.external import sources_of
 from kedge.datasets.sources import Source
 from kedge.errors import ConfigError, DataError, PictureError
 from kedge.gallery.table import Table
-from kedge.images import Preprocessing, list_pictures, read_picture
-from kedge.images.resizing import thumbnail_of
+from kedge.images import Preprocessing, list_images, read_image
+from kedge.images.io import make_thumbnail
 from kedge.io import atomic_write
 from kedge.model import Model
 
@@ -43,7 +43,7 @@ __all__ = [
     "existing_items",
     "index_folder",
     "is_text",
-    "list_images",
+    "list_with_labels",
     "write_unreadable",
 ]
 
@@ -99,13 +99,13 @@ class StoredImage:
             raise OSError(str(error)) from error
 
 
-def list_images(
+def list_with_labels(
     source: str | Path | Sequence[str | Path], labels: Sequence[str | None] | None = None
 ) -> tuple[list[Path], list[str | None]]:
     """Image files and their labels; in a folder, the first-level folders are labels."""
     if isinstance(source, (str, Path)) and Path(source).is_dir():
         root = Path(source).absolute()
-        files = list_pictures(root)
+        files = list_images(root)
         parts = [file.relative_to(root).parts for file in files]
         return files, _checked_labels(labels, [part[0] if len(part) > 1 else None for part in parts])
     files = [Path(file).absolute() for file in ([source] if isinstance(source, (str, Path)) else source)]
@@ -226,11 +226,11 @@ def decode(content: bytes, existing: ExistingItem | None, preprocessing: Preproc
     if existing is not None and existing.hash == digest:
         return Decoded()
     try:
-        image = read_picture(content)
+        image = read_image(content)
     except PictureError as error:
         return Decoded(reason=str(error))
     # Resized here, in the decoding threads: a full-size image is far larger than what the encoder sees.
-    thumbnail = thumbnail_of(image, thumbnails) if thumbnails else None
+    thumbnail = make_thumbnail(image, thumbnails) if thumbnails else None
     return Decoded(torch.from_numpy(preprocessing.to_pixels(image)), digest, thumbnail)
 
 
@@ -356,7 +356,7 @@ def index_folder(gallery: Gallery, folder: str | Path, *, progress: Callable[[Ad
 
     Commits every few hundred images: started again, a run that was interrupted goes on behind them.
     """
-    files, labels = list_images(existing_folder(folder))
+    files, labels = list_with_labels(existing_folder(folder))
     if not files:
         raise DataError(f"{folder} holds no images: give the folder that holds them.")
     last: Added | None = None

@@ -1,16 +1,18 @@
-"""Pictures: reading them safely, walking folders, preprocessing and augmentation."""
+"""Images: reading them safely, listing folders, prefetch, preprocessing and augmentation."""
 
 from __future__ import annotations
 
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from kedge.images.fetching import fetch_picture, is_url
-from kedge.images.folder import EXTENSIONS, list_classes, list_pictures
-from kedge.images.reading import MAX_PIXELS, read_picture, to_rgb, upright
+from kedge.images.folder import EXTENSIONS, list_classes, list_images
+from kedge.images.io import MAX_PIXELS, fetch_image, is_url, make_thumbnail, read_image, to_rgb, upright
+from kedge.images.prefetch import prefetch
 
 if TYPE_CHECKING:
-    from kedge.images.augmentation import Augmentation, Mixed, Mixing
+    from kedge.images.augment import Augmentation
+    from kedge.images.mix import Mixed, Mixing
     from kedge.images.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 
 __all__ = [
@@ -22,27 +24,35 @@ __all__ = [
     "Mixed",
     "Mixing",
     "Preprocessing",
-    "fetch_picture",
+    "fetch_image",
     "is_url",
     "list_classes",
-    "list_pictures",
-    "read_picture",
+    "list_images",
+    "make_thumbnail",
+    "prefetch",
+    "read_image",
     "to_rgb",
     "upright",
 ]
 
 # Imported on first use: processes that only decode start without torch.
 _HOMES = {
-    "Augmentation": "kedge.images.augmentation",
+    "Augmentation": "kedge.images.augment",
     "IMAGENET_MEAN": "kedge.images.preprocessing",
     "IMAGENET_STD": "kedge.images.preprocessing",
-    "Mixed": "kedge.images.augmentation",
-    "Mixing": "kedge.images.augmentation",
+    "Mixed": "kedge.images.mix",
+    "Mixing": "kedge.images.mix",
     "Preprocessing": "kedge.images.preprocessing",
 }
+# Old names, accepted until the next release.
+_RENAMED = {"fetch_picture": fetch_image, "list_pictures": list_images, "read_picture": read_image}
 
 
 def __getattr__(name: str) -> Any:
+    if name in _RENAMED:
+        new = _RENAMED[name]
+        warnings.warn(f"kedge.images.{name} is now {new.__name__}.", DeprecationWarning, stacklevel=2)
+        return new
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'kedge.images' has no attribute {name!r}")

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kedge.errors import PictureError
-from kedge.images.reading import read_picture
-from kedge.images.resizing import centre_square, thumbnail_of
+from kedge.images.io import center_square, make_thumbnail, read_image
 
 __all__ = ["main"]
 
@@ -40,15 +39,15 @@ def main() -> None:
 def _answer(order: dict[str, Any], content: bytes) -> tuple[dict[str, Any], bytes]:
     source = Path(order["path"]) if "path" in order else content
     try:
-        image = read_picture(source, max_pixels=order["max_pixels"])
+        image = read_image(source, max_pixels=order["max_pixels"])
         if "thumbnail" in order:
-            return {}, thumbnail_of(image, order["thumbnail"])
-        pixels = centre_square(image, order["size"])
+            return {}, make_thumbnail(image, order["thumbnail"])
+        pixels = center_square(image, order["size"])
         return {"shape": pixels.shape}, pixels.tobytes()
     except PictureError as error:
         return {"error": str(error)}, b""
     except MemoryError:
-        return {"error": "The picture cannot be read: it takes too much memory."}, b""
+        return {"error": "The image cannot be read: it takes too much memory."}, b""
 
 
 def _limit_memory() -> None:

@@ -1,4 +1,4 @@
-"""Walking a folder of pictures."""
+"""List the images of a folder, and the classes of class folders."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kedge.errors import DataError
 
-__all__ = ["EXTENSIONS", "list_classes", "list_pictures"]
+__all__ = ["EXTENSIONS", "list_classes", "list_images"]
 
 EXTENSIONS = frozenset(
     {".avif", ".bmp", ".gif", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".pnm"}
@@ -16,26 +16,26 @@ EXTENSIONS = frozenset(
 )
 
 
-def list_pictures(folder: str | Path) -> list[Path]:
-    """All pictures under a folder, at any depth, sorted by path; hidden files and folders are left out.
+def list_images(folder: str | Path) -> list[Path]:
+    """All images under a folder, at any depth, sorted by path; hidden files and folders are left out.
 
-    Links are followed, each folder is entered once. A link that leads nowhere is listed when its name is a
-    picture's, so that reading it tells of it.
+    Links are followed, each folder is entered once. A link that leads nowhere is listed when its name is an
+    image's, so that reading it reports it.
     """
     return list(_walk(_existing(folder), seen=set()))
 
 
 def list_classes(folder: str | Path) -> tuple[list[str], list[Path], list[int]]:
-    """Classes, files and their labels: every first-level folder that holds pictures is a class, sorted."""
+    """Classes, files and their labels: every first-level folder that holds images is a class, sorted."""
     classes: list[str] = []
     files: list[Path] = []
     labels: list[int] = []
     for entry in _entries(_existing(folder)):
-        if pictures := (list_pictures(entry.path) if _is_folder(entry) else []):
+        if images := (list_images(entry.path) if _is_folder(entry) else []):
             if entry.name != entry.name.encode(errors="replace").decode():
                 raise DataError(f"The folder name {entry.name!a} in {folder} cannot be a class name: rename it.")
-            labels.extend([len(classes)] * len(pictures))
-            files.extend(pictures)
+            labels.extend([len(classes)] * len(images))
+            files.extend(images)
             classes.append(entry.name)
     return classes, files, labels
 
@@ -45,7 +45,7 @@ def _existing(folder: str | Path) -> Path:
     if not folder.exists():
         raise DataError(f"There is no folder {folder}: check the path.")
     if not folder.is_dir():
-        raise DataError(f"{folder} is a file: give the folder that holds the pictures.")
+        raise DataError(f"{folder} is a file: give the folder that holds the images.")
     return folder
 
 
@@ -57,7 +57,7 @@ def _walk(folder: Path, seen: set[tuple[int, int]]) -> Iterator[Path]:
     for entry in _entries(folder):
         if _is_folder(entry):
             yield from _walk(Path(entry.path), seen)
-        elif Path(entry.name).suffix.lower() in EXTENSIONS and _is_file_or_lost_link(entry):
+        elif Path(entry.name).suffix.lower() in EXTENSIONS and _is_file_or_broken_link(entry):
             yield Path(entry.path)
 
 
@@ -76,7 +76,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _is_file_or_lost_link(entry: os.DirEntry[str]) -> bool:
+def _is_file_or_broken_link(entry: os.DirEntry[str]) -> bool:
     """Not pipes and sockets: opening one would wait for ever."""
     try:
         return entry.is_file() or (entry.is_symlink() and not Path(entry.path).exists())

@@ -1,4 +1,4 @@
-"""From a picture to what the encoder sees; stored with the model, so that search sees what training saw."""
+"""From an image to the encoder's input; stored with the model, so that search sees what training saw."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from kedge.errors import ConfigError
-from kedge.images.resizing import centre_square
+from kedge.images.io import center_square
 
 __all__ = ["IMAGENET_MEAN", "IMAGENET_STD", "Preprocessing"]
 
@@ -25,18 +25,18 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """Resize and centre crop (``to_pixels``), then scale and standardise (``normalise``).
+    """Resize and centre crop (``to_pixels``), then scale and normalize (``to_input``).
 
-    ``size`` is the output's side; None leaves pictures as they are. Pixels are multiplied by ``scale``;
-    ``mean`` and ``std``, given together, standardise the scaled values per channel. With ``mirror`` a model looks at
-    the mirrored picture too and embeds what it sees of both, at twice the work.
+    ``size`` is the output's side; None leaves images as they are. Pixels are multiplied by ``scale``; ``mean`` and
+    ``std``, given together, normalize the scaled values per channel. ``flip_tta`` is test-time augmentation: the mean
+    of the features of an image and its mirror image, at twice the work.
     """
 
     size: int | None = 224
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     scale: float = 1 / 256
-    mirror: bool = False
+    flip_tta: bool = False
 
     def __post_init__(self) -> None:
         if self.size is not None and not 1 <= self.size <= MAX_SIDE:
@@ -54,14 +54,14 @@ class Preprocessing:
             object.__setattr__(self, "std", tuple(float(value) for value in self.std))
 
     def to_pixels(self, image: Image.Image) -> np.ndarray:
-        """The picture's centre as uint8, 3 x size x size: the shorter side fills the output, antialiased."""
-        return centre_square(image, self.size)
+        """The image's centre as uint8, 3 x size x size: the shorter side fills the output, antialiased."""
+        return center_square(image, self.size)
 
-    def normalise(self, pixels: Tensor) -> Tensor:
-        """Pixels 0 to 255, B x 3 x H x W of any dtype, as float32: times scale, at ``size``, standardised."""
-        return self.standardise(self.fit(pixels.to(torch.float32) * self.scale))
+    def to_input(self, pixels: Tensor) -> Tensor:
+        """Pixels 0 to 255, B x 3 x H x W of any dtype, as float32: times scale, at ``size``, normalized."""
+        return self.normalize(self.resize(pixels.to(torch.float32) * self.scale))
 
-    def fit(self, images: Tensor) -> Tensor:
+    def resize(self, images: Tensor) -> Tensor:
         """The centre square of float images at ``size``, resampled on their device: ``to_pixels`` for batches."""
         height, width = images.shape[-2:]
         if self.size is None or height == width == self.size:
@@ -73,7 +73,7 @@ class Preprocessing:
             return images
         return F.interpolate(images, (self.size, self.size), mode="bilinear", align_corners=False, antialias=True)
 
-    def standardise(self, images: Tensor) -> Tensor:
+    def normalize(self, images: Tensor) -> Tensor:
         """``(x - mean) / std`` of images that are scaled already, such as those ``Augmentation`` returns."""
         if self.mean is None or self.std is None:
             return images
@@ -83,16 +83,18 @@ class Preprocessing:
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of plain values; ``from_json`` reads it."""
-        # Unsaid where it is off, so that an earlier Kedge opens the model, and refuses one that needs it.
-        return {name: value for name, value in asdict(self).items() if name != "mirror" or value}
+        values = asdict(self)
+        # Stored as `mirror`, and only where it is on: part of a model's fingerprint since 0.1.
+        return values | {"mirror": True} if values.pop("flip_tta") else values
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Preprocessing:
         """The Preprocessing that ``to_json`` wrote."""
-        unknown = sorted(set(values) - set(cls.__dataclass_fields__))
+        settings: dict[str, Any] = {
+            "flip_tta" if name == "mirror" else name: tuple(value) if isinstance(value, list) else value
+            for name, value in values.items()
+        }
+        unknown = sorted(set(settings) - set(cls.__dataclass_fields__))
         if unknown:
             raise ConfigError(f"Unknown preprocessing setting {unknown[0]!r}: it was written by a newer Kedge.")
-        as_tuples: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
-        }
-        return cls(**as_tuples)
+        return cls(**settings)

@@ -6,8 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kedge.interop.onnx import export_onnx
-    from kedge.interop.programs import export_program
+    from kedge.interop.onnx import export_onnx, export_program
     from kedge.interop.sklearn import KedgeClassifier, KedgeRetriever
     from kedge.interop.vectors import export_gallery, import_gallery
 
@@ -26,7 +25,7 @@ _HOMES = {
     "KedgeRetriever": "kedge.interop.sklearn",
     "export_gallery": "kedge.interop.vectors",
     "export_onnx": "kedge.interop.onnx",
-    "export_program": "kedge.interop.programs",
+    "export_program": "kedge.interop.onnx",
     "import_gallery": "kedge.interop.vectors",
 }
 

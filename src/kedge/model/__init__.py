@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kedge.model.embedding import embed_pictures
+from kedge.model.embedding import embed_split
+from kedge.model.inputs import ImageInput
 from kedge.model.model import Model, Prediction
-from kedge.model.pictures import Picture
 
-__all__ = ["Model", "Picture", "Prediction", "embed_pictures"]
+__all__ = ["ImageInput", "Model", "Prediction", "embed_split"]

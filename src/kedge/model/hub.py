@@ -1,35 +1,38 @@
-"""Models on the Hugging Face Hub, and the folders it understands: a model's own files, `config.json` and a card."""
+"""Models on the Hugging Face Hub, and the folders it understands: a model's own files, `config.json` and a model card.
+
+`huggingface_hub.ModelHubMixin` is not used: it would be imported with every model, saves file by file instead of all or
+nothing, and replaces a card that is on the Hub already.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from kedge.errors import ConfigError, DownloadError, KedgeError, ModelError, ServiceError
-from kedge.model.folder import KIND, kedge_version
+from kedge.model.io import DESCRIPTION, WEIGHTS, is_model_or_absent, kedge_version
 
 if TYPE_CHECKING:
     from kedge.model.model import Model
 
-__all__ = ["fetched", "push_to_hub", "save_pretrained"]
+__all__ = ["fetch_model", "push_to_hub", "save_pretrained"]
 
-_MODEL = ("weights.safetensors", "model.json")
+_MODEL = (WEIGHTS, DESCRIPTION)
 """In this order: a description never stands beside weights that are older than it says."""
 _CONFIG, _CARD = "config.json", "README.md"
-_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _METHODS = {"brute_force": "brute force", "label_lists": "label lists", "anchor_lists": "anchor lists"}
 _CLASSES_SHOWN = 50
 
 
 def save_pretrained(
     model: Model,
-    folder: str | Path,
+    path: str | Path,
     *,
     name: str | None = None,
     metrics: str | Path | None = None,
@@ -39,17 +42,17 @@ def save_pretrained(
 
     `name` is what the card calls the model by, `metrics` a run's folder or its `metrics.json`, for the card.
     """
-    target = Path(folder).expanduser().resolve()
-    measured = None if metrics is None else _read_metrics(model, Path(metrics).expanduser())
-    card = _card(model, name or target.name, measured, license)
+    target = Path(path).expanduser().resolve()
+    scores = None if metrics is None else _read_metrics(model, Path(metrics).expanduser())
+    card = _model_card(model, name or target.name, scores, license)
     config = json.dumps(_config(model), indent=2, ensure_ascii=False) + "\n"
-    if target.is_file() or not _ours(target / _MODEL[1]):
+    if target.is_file() or not is_model_or_absent(target):
         raise ModelError(f"{target} holds something else than a Kedge model: choose another folder.")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         # All is written before the first file gets its name, so that a full disk changes nothing.
-        with TemporaryDirectory(prefix=f".{target.name}.", suffix=".saving", dir=target.parent) as place:
-            staging = Path(place, "model")
+        with TemporaryDirectory(prefix=f".{target.name}.", suffix=".saving", dir=target.parent) as scratch:
+            staging = Path(scratch, "model")
             model.save(staging)
             (staging / _CONFIG).write_text(config, encoding="utf-8")
             (staging / _CARD).write_text(card, encoding="utf-8")
@@ -60,22 +63,23 @@ def save_pretrained(
         raise ModelError(f"model {target} could not be saved ({error.strerror or error}).") from error
 
 
-def fetched(
+def fetch_model(
     name: str | Path,
     *,
     revision: str | None = None,
     cache_dir: str | Path | None = None,
     token: str | bool | None = None,
 ) -> Path:
-    """The folder of a model: the one called so or, where there is none, `user/repo` of the Hub in its cache."""
-    here = Path(name).expanduser()
-    if isinstance(name, Path) or here.exists() or not _NAME.fullmatch(name):
-        return here
-    hub = _hub()
-    with _explained(hub, name, DownloadError, f"there is no folder {name} here, and as a model of the Hub it"):
+    """A model's folder: the local one called `name` or, where there is none, `user/repo` of the Hub in its cache."""
+    local = Path(name).expanduser()
+    if isinstance(name, Path) or local.exists() or not _REPO_ID.fullmatch(name):
+        return local
+    import huggingface_hub as hub
+
+    with _hub_errors(name, DownloadError, f"there is no folder {name} here, and as a model of the Hub it"):
         folder = Path(
             hub.snapshot_download(
-                name, revision=revision, cache_dir=cache_dir, token=token, allow_patterns=list(_MODEL), **_agent()
+                name, revision=revision, cache_dir=cache_dir, token=token, allow_patterns=list(_MODEL), **_user_agent()
             )
         )
     missing = [file for file in _MODEL if not (folder / file).is_file()]
@@ -94,19 +98,19 @@ def push_to_hub(
     metrics: str | Path | None = None,
     license: str | None = None,
 ) -> str:
-    """Put the model on the Hub in one commit, whose address it returns; a card that is there stays as it is."""
-    if not _NAME.fullmatch(repo_id):
+    """Upload the model to the Hub in one commit, whose address it returns; a card that is there stays as it is."""
+    if not _REPO_ID.fullmatch(repo_id):
         raise ConfigError(f"repo_id must be user/name or organisation/name; found {repo_id!r}.")
-    hub = _hub()
-    with TemporaryDirectory() as place, _explained(hub, repo_id, ServiceError, f"model {repo_id}"):
-        save_pretrained(model, place, name=repo_id, metrics=metrics, license=license)
-        api = hub.HfApi(token=token, **_agent())
+    import huggingface_hub as hub
+
+    with TemporaryDirectory() as scratch, _hub_errors(repo_id, ServiceError, f"model {repo_id}"):
+        save_pretrained(model, scratch, name=repo_id, metrics=metrics, license=license)
+        api = hub.HfApi(token=token, **_user_agent())
         api.create_repo(repo_id, private=private, exist_ok=True)
-        files = _files(card=not api.file_exists(repo_id, _CARD))
-        # One commit, and not a folder's upload, which may become several: weights and description belong together.
-        commit = api.create_commit(
-            repo_id,
-            [hub.CommitOperationAdd(path_in_repo=file, path_or_fileobj=Path(place, file)) for file in files],
+        commit = api.upload_folder(
+            repo_id=repo_id,
+            folder_path=scratch,
+            allow_patterns=list(_files(card=not api.file_exists(repo_id, _CARD))),
             commit_message=commit_message or f"Kedge model {model.fingerprint}",
         )
     return str(commit.commit_url)
@@ -114,9 +118,6 @@ def push_to_hub(
 
 def _files(*, card: bool) -> tuple[str, ...]:
     return (*_MODEL, _CONFIG, *((_CARD,) if card else ()))
-
-
-# ------------------------------------------------------------------ what goes beside the model
 
 
 def _config(model: Model) -> dict[str, Any]:
@@ -133,19 +134,23 @@ def _config(model: Model) -> dict[str, Any]:
     }
 
 
-def _card(model: Model, name: str, metrics: dict[str, Any] | None, license: str | None) -> str:
-    import yaml
+def _model_card(model: Model, name: str, metrics: dict[str, Any] | None, license: str | None) -> str:
+    from huggingface_hub import ModelCardData
 
-    tags = ["kedge", "image-retrieval", "metric-learning", model.encoder.name.rpartition(":")[2], model.loss]
-    front: dict[str, Any] = {} if license is None else {"license": license}
-    front |= {"library_name": "kedge", "pipeline_tag": "image-feature-extraction", "tags": tags}
-    if metrics is not None:
-        front["model-index"] = [{"name": _title(name), "results": [_result(metrics)]}]
+    title = " ".join(name.replace("\\", "/").rstrip("/").rpartition("/")[2].split()) or "model"
+    data = ModelCardData(
+        license=license,
+        library_name="kedge",
+        pipeline_tag="image-feature-extraction",
+        tags=["kedge", "image-retrieval", "metric-learning", model.encoder.name.rpartition(":")[2], model.loss],
+        model_name=title,
+        eval_results=None if metrics is None else _eval_results(metrics),
+    )
     shown = ", ".join(_code(each) for each in model.classes[:_CLASSES_SHOWN])
     more = len(model.classes) - _CLASSES_SHOWN
     size = model.preprocessing.size
-    use = json.dumps(name, ensure_ascii=False)
-    text = f"""# {_title(name)}
+    repo_id = json.dumps(name, ensure_ascii=False)
+    text = f"""# {title}
 
 An image encoder for retrieval with learnable class anchors, trained with Kedge.
 
@@ -154,7 +159,7 @@ An image encoder for retrieval with learnable class anchors, trained with Kedge.
 | encoder | {_code(model.encoder.name)} |
 | loss | {_code(model.loss)} |
 | embedding | {model.dim} numbers, compared by Euclidean distance |
-| pictures | {"any size" if size is None else f"{size} x {size} pixels"} |
+| images | {"any size" if size is None else f"{size} x {size} pixels"} |
 | classes | {len(model.classes):,} |
 | fingerprint | `{model.fingerprint}` |
 
@@ -163,7 +168,7 @@ An image encoder for retrieval with learnable class anchors, trained with Kedge.
 ```python
 import kedge
 
-model = kedge.Model.from_pretrained({use})  # pip install 'kedge[hub]'
+model = kedge.Model.from_pretrained({repo_id})
 vectors = model.embed(["one.jpg", "two.jpg"])  # 2 x {model.dim}, float32
 {'names = model.classify("one.jpg")' if model.classes else 'gallery = kedge.Gallery.create("gallery", model)'}
 ```
@@ -173,17 +178,15 @@ vectors = model.embed(["one.jpg", "two.jpg"])  # 2 x {model.dim}, float32
 {shown or "none"}{f", and {more:,} more in `model.json`" if more > 0 else ""}
 """
     if metrics is not None:
-        text += f"\n## Measured\n\n{_table(metrics)}"
-    return f"---\n{yaml.safe_dump(front, allow_unicode=True, sort_keys=False)}---\n\n{text}"
+        text += f"\n## Results\n\n{_results_table(metrics)}"
+    return f"---\n{data.to_yaml()}\n---\n\n{text}"
 
 
 def _read_metrics(model: Model, path: Path) -> dict[str, Any]:
     file = path / "metrics.json" if path.is_dir() else path
     try:
         metrics: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        for method in _METHODS:
-            float(metrics[method]["mAP"]), float(metrics[method]["P@20"])
-        float(metrics["accuracy"]), int(metrics["queries"]), str(metrics["meta"]["dataset"])
+        _eval_results(metrics), _results_table(metrics)
         measured = metrics["meta"]["model_fingerprint"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"metrics {file} cannot be read as what kedge evaluate writes: run it first.") from error
@@ -194,93 +197,74 @@ def _read_metrics(model: Model, path: Path) -> dict[str, Any]:
     return metrics
 
 
-def _result(metrics: Mapping[str, Any]) -> dict[str, Any]:
+def _eval_results(metrics: dict[str, Any]) -> list[Any]:
+    from huggingface_hub import EvalResult
+
     dataset = str(metrics["meta"]["dataset"])
     scores = [
-        {"type": kind, "name": f"{name} ({how})", "value": float(metrics[method][name])}
-        for method, how in _METHODS.items()
+        (kind, f"{name} ({method})", metrics[key][name])
+        for key, method in _METHODS.items()
         for kind, name in (("mean_average_precision", "mAP"), ("precision_at_20", "P@20"))
     ]
-    accuracy = {"type": "accuracy", "name": "accuracy", "value": float(metrics["accuracy"])}
-    return {
-        "task": {"type": "image-feature-extraction", "name": "Image retrieval"},
-        "dataset": {"type": dataset, "name": dataset},
-        "metrics": [*scores, accuracy],
-    }
+    return [
+        EvalResult(
+            task_type="image-feature-extraction",
+            task_name="Image retrieval",
+            dataset_type=dataset,
+            dataset_name=dataset,
+            metric_type=kind,
+            metric_name=name,
+            metric_value=float(value),
+        )
+        for kind, name, value in [*scores, ("accuracy", "accuracy", metrics["accuracy"])]
+    ]
 
 
-def _table(metrics: Mapping[str, Any]) -> str:
-    meta = metrics["meta"]
+def _results_table(metrics: dict[str, Any]) -> str:
     rows = "".join(
-        f"| {how} | {metrics[method]['mAP']:.3f} | {metrics[method]['P@20']:.3f} |\n"
-        for method, how in _METHODS.items()
+        f"| {method} | {metrics[key]['mAP']:.3f} | {metrics[key]['P@20']:.3f} |\n" for key, method in _METHODS.items()
     )
     return (
-        f"{metrics['queries']:,} queries of {_code(str(meta['dataset']))}; classification accuracy "
+        f"{metrics['queries']:,} queries of {_code(str(metrics['meta']['dataset']))}; classification accuracy "
         f"{metrics['accuracy']:.3f}.\n\n| search | mAP | P@20 |\n|---|---|---|\n{rows}"
     )
 
 
 def _code(text: str) -> str:
-    """A name as it is, whatever Markdown would make of it."""
+    """Text as Markdown code, whatever characters it holds."""
     return "`" + " ".join(text.split()).replace("`", "'").replace("|", "¦") + "`"
 
 
-def _title(name: str) -> str:
-    return " ".join(name.replace("\\", "/").rstrip("/").rpartition("/")[2].split()) or "model"
-
-
-def _ours(description: Path) -> bool:
-    """Whether a folder's `model.json`, if there is one, is a Kedge model's."""
-
-    try:
-        content = json.loads(description.read_bytes())
-    except FileNotFoundError:
-        return True
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(content, dict) and content.get("kind") == KIND
-
-
-# ------------------------------------------------------------------ the Hub
-
-
-def _hub() -> ModuleType:
-    try:
-        import huggingface_hub
-        import huggingface_hub.errors
-    except ImportError as error:
-        raise ConfigError("The Hugging Face Hub needs huggingface_hub: pip install 'kedge[hub]'.") from error
-    return huggingface_hub
-
-
-def _agent() -> dict[str, str]:
+def _user_agent() -> dict[str, Any]:
     return {"library_name": "kedge", "library_version": kedge_version()}
 
 
 @contextmanager
-def _explained(hub: ModuleType, name: str, kind: type[KedgeError], what: str) -> Iterator[None]:
-    """One sentence instead of what the Hub's client says."""
-    errors = hub.errors
+def _hub_errors(name: str, kind: type[KedgeError], subject: str) -> Iterator[None]:
+    """One sentence in place of an error of the Hub's client."""
+    from huggingface_hub import errors
+
     login = "log in with `hf auth login`, or pass token="
+    sentences: dict[type[Exception], str] = {
+        errors.GatedRepoError: f"is gated: accept its terms on {name}'s page, then {login}.",
+        errors.RepositoryNotFoundError: f"is not there, or private: check the name, or {login}.",
+        errors.RevisionNotFoundError: f"has no such revision: name a branch, a tag or a commit of {name}.",
+        errors.LocalTokenNotFoundError: f"is refused: {login} of someone who may.",
+    }
+    for offline in (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled):
+        sentences[offline] = (
+            "is neither in the cache nor within reach: connect to the network, or copy its folder here and "
+            "pass the folder's path."
+        )
     try:
         yield
     except KedgeError:
         raise
-    except errors.GatedRepoError as error:
-        raise kind(f"{what} is gated: accept its terms on {name}'s page, then {login}.") from error
-    except errors.RepositoryNotFoundError as error:
-        raise kind(f"{what} is not there, or private: check the name, or {login}.") from error
-    except errors.RevisionNotFoundError as error:
-        raise kind(f"{what} has no such revision: name a branch, a tag or a commit of {name}.") from error
-    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
-        raise kind(
-            f"{what} is neither in the cache nor within reach: connect to the network, or copy its folder here and "
-            "pass the folder's path."
-        ) from error
     except Exception as error:  # the client's versions raise errors of several libraries
-        status = getattr(getattr(error, "response", None), "status_code", None)
-        if status in (401, 403) or isinstance(error, errors.LocalTokenNotFoundError):
-            raise kind(f"{what} is refused: {login} of someone who may.") from error
-        said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise kind(f"{what} failed ({said.rstrip('.')}): check the network and try again.") from error
+        sentence = next((text for known, text in sentences.items() if isinstance(error, known)), None)
+        if sentence is None and getattr(getattr(error, "response", None), "status_code", None) in (401, 403):
+            sentence = sentences[errors.LocalTokenNotFoundError]
+        if sentence is None:
+            first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+            sentence = f"failed ({first.rstrip('.')}): check the network and try again."
+        raise kind(f"{subject} {sentence}") from error

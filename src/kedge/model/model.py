@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+import warnings
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -19,20 +19,20 @@ from kedge.errors import ConfigError, ModelError
 from kedge.images import Preprocessing
 from kedge.losses.posterior import posterior_mean
 from kedge.model import hub
-from kedge.model.checking import Misfit, check_shapes
-from kedge.model.engines import Engines
-from kedge.model.folder import read_description, read_shapes, read_weights, write_folder
-from kedge.model.pictures import Picture, pixel_batches
+from kedge.model.inference import Inference
+from kedge.model.inputs import ImageInput, pixel_batches, shape_text
+from kedge.model.io import read_description, read_shapes, read_weights, write_folder
+from kedge.model.shapes import ShapeMismatch, check_shapes
 
 __all__ = ["Model", "Prediction"]
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model says about N pictures."""
+    """What a model says about N images."""
 
     names: list[str]
-    """The class of each picture."""
+    """The class of each image."""
     indices: Tensor
     """Its row in ``Model.classes``, int64."""
     scores: Tensor
@@ -43,10 +43,10 @@ class Model:
     """An encoder with its anchors, classes and preprocessing.
 
     Args:
-        encoder: embeds pictures; kept, not copied.
+        encoder: embeds images; kept, not copied.
         anchors: one row per class (t x n): learned by CAM, or the class means of the training embeddings.
         classes: the t names, in the order of the anchors.
-        preprocessing: how a picture becomes the encoder's input.
+        preprocessing: how an image becomes the encoder's input.
         classifier: a linear layer n -> t, or its weight and bias, where the loss trained one.
         loss: the name of the loss it was trained with.
         posterior: whether an embedding is the expected anchor under the classifier (`CAMLoss.embed`).
@@ -66,7 +66,7 @@ class Model:
         normalize: bool = False,
     ) -> None:
         self.encoder = encoder
-        self._engines = Engines()
+        self._inference = Inference()
         self.classes = tuple(classes)
         self.preprocessing = preprocessing
         self.loss = loss
@@ -113,49 +113,39 @@ class Model:
 
     def to(self, device: str | torch.device) -> Self:
         """Move to ``device``: ``auto`` (a GPU if there is one), ``cpu``, ``cuda``, ``cuda:1`` ..."""
-        place = _device(device)
-        self.encoder.to(place)
+        target = _device(device)
+        self.encoder.to(target)
         if self._anchors is not None:
-            self._anchors = self._anchors.to(place)
+            self._anchors = self._anchors.to(target)
         if self.classifier is not None:
             weight, bias = self.classifier
-            self.classifier = (weight.to(place), bias.to(place))
+            self.classifier = (weight.to(target), bias.to(target))
         return self
 
     @property
     def engine(self) -> str:
-        """What runs the encoder on a CPU and why, in words; set it to choose.
+        """How the encoder runs on a CPU, in words; set it to choose.
 
-        `auto` (the default, unless `$KEDGE_ENGINE` says otherwise) takes the fastest way on this machine whose
-        embeddings are those of eager torch, within 1e-4 of their length; `kedge.model.engines` says how it is found.
-        `eager`, `channels_last`, `folded`, `folded_channels_last`, `fused`, `onnxruntime` and `compiled` are the ways
-        it chooses from. `bfloat16` is for those who can do with three digits.
+        `auto` (the default, unless `$KEDGE_ENGINE` says otherwise): batch normalisation folded or fused, channels last.
+        `onnxruntime`: a session of it (`kedge[onnx]`). `eager`: the encoder as it is. Embeddings are the same within
+        1e-4 of their length.
         """
-        return self._engines.describe(self.encoder)
+        return self._inference.describe(self.encoder)
 
     @engine.setter
     def engine(self, name: str) -> None:
-        self._engines = Engines(name)
+        self._inference = Inference(name)
 
     def tune(self, batch_size: int = 1) -> str:
-        """Measure now how batches of that size are embedded fastest, where `auto` would wait for work to do.
-
-        It takes up to some minutes, once on a machine: the times are remembered. Returns `engine`.
-        """
-        side = self.preprocessing.size
-        if side is None or batch_size < 1:
-            found = f"batch_size {batch_size}" if side is not None else "preprocessing without a size"
-            raise ConfigError(f"tune needs a batch_size of at least 1 and pictures of one size; found {found}.")
-        pixels = torch.randint(256, (batch_size, 3, side, side), generator=torch.Generator().manual_seed(0))
-        with torch.inference_mode():
-            images = self.preprocessing.normalise(pixels.to(self.device))
-            self._engines.tune(self.encoder, images, mirror=self.preprocessing.mirror)
+        """Has no effect any more; returns `engine`."""
+        del batch_size
+        warnings.warn("Model.tune has no effect any more: leave it out.", DeprecationWarning, stacklevel=2)
         return self.engine
 
-    def embed(self, images: Picture | Iterable[Picture], *, batch_size: int = 64) -> Tensor:
-        """Embeddings of one or many pictures: N x n, float32, on the CPU (one picture: N = 1).
+    def embed(self, images: ImageInput | Iterable[ImageInput], *, batch_size: int = 64) -> Tensor:
+        """Embeddings of one or many images: N x n, float32, on the CPU (one image: N = 1).
 
-        A picture is a path, a PIL image, a uint8 array (H x W, H x W x 3) or a uint8 tensor (3 x H x W, or a
+        An image is a path, a PIL image, a uint8 array (H x W, H x W x 3) or a uint8 tensor (3 x H x W, or a
         batch B x 3 x H x W); kinds may be mixed.
         """
         if batch_size < 1:
@@ -167,15 +157,17 @@ class Model:
     def embed_pixels(self, pixels: Tensor) -> Tensor:
         """Embeddings, B x n on the model's device, of uint8 pixels B x 3 x H x W of the final size."""
         if pixels.dtype != torch.uint8 or pixels.ndim != 4 or pixels.shape[1] != 3:
-            found = _by(pixels.shape)
-            raise ConfigError(f"pixels must be uint8, B x 3 x H x W; found {pixels.dtype}, {found}.")
-        mirror = self.preprocessing.mirror
+            found = f"{pixels.dtype}, {shape_text(pixels.shape)}"
+            raise ConfigError(f"pixels must be uint8, B x 3 x H x W; found {found}.")
         with torch.inference_mode():
-            images = self.preprocessing.normalise(pixels.to(self.device))
-            if images.is_cpu and not self.encoder.training:
-                return self.project(self._engines.embed(self.encoder, images, mirror=mirror))
-            with _evaluating(self.encoder):
-                return self.project(self.encoder(images, mirror=mirror))
+            images = self.preprocessing.to_input(pixels.to(self.device))
+            flip_tta, training = self.preprocessing.flip_tta, self.encoder.training
+            if images.is_cpu and not training:
+                return self.project(self._inference(self.encoder, images, flip_tta=flip_tta))
+            try:
+                return self.project(self.encoder.eval()(images, flip_tta=flip_tta))
+            finally:
+                self.encoder.train(training)
 
     def project(self, outputs: Tensor) -> Tensor:
         """From the encoder's outputs to embeddings: themselves, unless `posterior` or `normalize` says otherwise."""
@@ -187,26 +179,26 @@ class Model:
     def scores(self, embeddings: Tensor) -> Tensor:
         """N x t, higher is nearer: the classifier's logits if there is one, otherwise minus the distance."""
         if embeddings.ndim != 2 or embeddings.shape[1] != self.dim:
-            raise ConfigError(f"embeddings must be N x {self.dim}; found {_by(embeddings.shape)}.")
+            raise ConfigError(f"embeddings must be N x {self.dim}; found {shape_text(embeddings.shape)}.")
         dtype = torch.promote_types(embeddings.dtype, torch.float32)
-        place = embeddings.device
-        with torch.autocast(place.type, enabled=False):
+        device = embeddings.device
+        with torch.autocast(device.type, enabled=False):
             points = embeddings.to(dtype)
             if self.classifier is not None and not self.posterior:
-                weight, bias = (part.to(place, dtype) for part in self.classifier)
+                weight, bias = (part.to(device, dtype) for part in self.classifier)
                 return F.linear(points, weight, bias)
             if self.anchors is None:
                 raise ConfigError("this model has neither anchors nor a classifier, so it cannot tell classes.")
             # By differences: through matrix products two near anchors could change places.
             mode = "donot_use_mm_for_euclid_dist"
-            return -torch.cdist(points, self.anchors.to(place, dtype), compute_mode=mode)
+            return -torch.cdist(points, self.anchors.to(device, dtype), compute_mode=mode)
 
-    def classify(self, images: Picture | Iterable[Picture], *, batch_size: int = 64) -> list[str]:
-        """The class name of each picture."""
+    def classify(self, images: ImageInput | Iterable[ImageInput], *, batch_size: int = 64) -> list[str]:
+        """The class name of each image."""
         return self.predict(images, batch_size=batch_size).names
 
-    def predict(self, images: Picture | Iterable[Picture], *, batch_size: int = 64) -> Prediction:
-        """The class of each picture, as a name and as an index, and the scores of all classes."""
+    def predict(self, images: ImageInput | Iterable[ImageInput], *, batch_size: int = 64) -> Prediction:
+        """The class of each image, as a name and as an index, and the scores of all classes."""
         if not self.classes:
             raise ConfigError("this model knows no classes.")
         scores = self.scores(self.embed(images, batch_size=batch_size))
@@ -244,7 +236,7 @@ class Model:
 
         No code in it is run, nothing is fetched from a network, and no memory is taken for what it does not hold.
         """
-        place, engines = _device(device), Engines(engine)
+        target, inference = _device(device), Inference(engine)
         folder, description = read_description(path)
         shapes = read_shapes(folder, description)
         prefix = "encoder."
@@ -270,21 +262,17 @@ class Model:
                 posterior=bool(description.get("posterior", False)),
                 normalize=bool(description.get("normalize", False)),
             )
-        except (AttributeError, KeyError, Misfit, RuntimeError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, ShapeMismatch, RuntimeError, TypeError, ValueError) as error:
             reason = " ".join(str(error).split())
             raise ModelError(f"model {path} cannot be opened, its parts do not fit together: {reason}") from error
-        model._engines = engines
-        return model.to(place)
+        model._inference = inference
+        return model.to(target)
 
-    def save_pretrained(
-        self, path: str | Path, *, metrics: str | Path | None = None, license: str | None = None
-    ) -> None:
-        """Save as a folder that the Hugging Face Hub understands too, with a model card; ``load`` opens it.
+    save_pretrained = hub.save_pretrained
+    """Save as a folder that the Hugging Face Hub understands too, with a model card; ``load`` opens it."""
 
-        A card that is there and other files stay as they are. ``metrics`` is a run's folder or its ``metrics.json``,
-        for the card.
-        """
-        hub.save_pretrained(self, path, metrics=metrics, license=license)
+    push_to_hub = hub.push_to_hub
+    """Upload the model and its card to the Hugging Face Hub as ``user/repo``, in one commit; returns its address."""
 
     @classmethod
     def from_pretrained(
@@ -298,27 +286,8 @@ class Model:
         engine: str | None = None,
     ) -> Self:
         """Open a model folder or ``user/repo`` of the Hugging Face Hub, of which only the model is fetched, once."""
-        return cls.load(hub.fetched(name_or_path, revision=revision, cache_dir=cache_dir, token=token), device, engine)
-
-    def push_to_hub(
-        self,
-        repo_id: str,
-        *,
-        private: bool | None = None,
-        commit_message: str | None = None,
-        token: str | bool | None = None,
-        metrics: str | Path | None = None,
-        license: str | None = None,
-    ) -> str:
-        """Put the model and a card on the Hugging Face Hub as ``user/repo``, in one commit; returns its address."""
-        return hub.push_to_hub(
-            self,
-            repo_id,
-            private=private,
-            commit_message=commit_message,
-            token=token,
-            metrics=metrics,
-            license=license,
+        return cls.load(
+            hub.fetch_model(name_or_path, revision=revision, cache_dir=cache_dir, token=token), device, engine
         )
 
     def _tensors(self) -> dict[str, Tensor]:
@@ -332,7 +301,8 @@ class Model:
     def _own(self, what: str, values: Tensor, *shape: int) -> Tensor:
         """A float32 copy of ``values`` beside the encoder, which must have ``shape``."""
         if tuple(values.shape) != shape:
-            raise ConfigError(f"{what} must be {_by(shape)} (classes, then dim); found {_by(values.shape)}.")
+            expected, found = shape_text(shape), shape_text(values.shape)
+            raise ConfigError(f"{what} must be {expected} (classes, then dim); found {found}.")
         if not bool(torch.isfinite(values).all()):
             raise ConfigError(f"{what} must be finite; found NaN or infinity: the training may have diverged.")
         return values.detach().to(self.device, torch.float32, copy=True).contiguous()
@@ -345,30 +315,13 @@ def _weight_and_bias(classifier: nn.Linear | tuple[Tensor, Tensor]) -> tuple[Ten
     return classifier
 
 
-@contextmanager
-def _evaluating(encoder: Encoder) -> Iterator[None]:
-    """Evaluation mode for a while; training goes on as before."""
-    if not encoder.training:
-        yield
-        return
-    encoder.eval()
-    try:
-        yield
-    finally:
-        encoder.train()
-
-
-def _by(shape: Iterable[int]) -> str:
-    return " x ".join(map(str, shape)) or "a single number"
-
-
 def _device(device: Any) -> torch.device:
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        place = torch.device(device)
+        target = torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise ConfigError(f"device must be auto, cpu, cuda or cuda:N; found {device!r}.") from error
-    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
+    if target.type == "cuda" and (target.index or 0) >= torch.cuda.device_count():
         raise ConfigError(f"device {device!r} is not on this machine: pass auto or cpu.")
-    return place
+    return target

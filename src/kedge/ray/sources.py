@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from pyarrow.fs import FileSelector, FileType
 
 from kedge.errors import ConfigError, DataError
-from kedge.gallery.ingest import NOT_TEXT, Decoded, ExistingItem, decode, decode_file, is_text, list_images
+from kedge.gallery.ingest import NOT_TEXT, Decoded, ExistingItem, decode, decode_file, is_text, list_with_labels
 from kedge.gallery.schema import COLUMNS
 from kedge.images import EXTENSIONS, Preprocessing
 from kedge.io import filesystem_of, is_url
@@ -118,7 +118,7 @@ def _list_files(name: str) -> Path | list[str]:
     if is_url(name):
         return sorted(f"{name.rstrip('/')}/{PurePosixPath(file).name}" for file in inside)
     shards = sorted(file for file in inside if file.lower().endswith((".parquet", ".tar")))
-    return shards if shards and not list_images(name)[0] else Path(name)
+    return shards if shards and not list_with_labels(name)[0] else Path(name)
 
 
 def _map_files(read: Callable[[str], T], files: Sequence[str]) -> list[T]:
@@ -142,7 +142,7 @@ class FileShard(Shard):
 
 
 def _file_shards(source: str | Path | Sequence[str | Path]) -> list[Shard]:
-    files, labels = list_images(source)
+    files, labels = list_with_labels(source)
     paths = list(map(str, files))
     slices = [slice(first, first + CHUNK) for first in range(0, len(paths), CHUNK)]
     return [FileShard(part.start, paths[part], labels[part]) for part in slices]

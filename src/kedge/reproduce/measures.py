@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kedge.datasets import Dataset
 from kedge.evaluation import METHODS, Report, evaluate, top_hits
-from kedge.model import Model, embed_pictures
+from kedge.model import Model, embed_split
 from kedge.training import kept_epochs
 
 __all__ = ["HITS", "MEASURES", "POINTS"]
@@ -55,7 +55,7 @@ def speed(model: Model, dataset: Dataset, folder: Path) -> dict[str, Any]:
     del folder
     if model.anchors is None:
         return {}
-    gallery = embed_pictures(model.embed_pixels, dataset.train, batch_size=256, title="gallery").float()
+    gallery = embed_split(model.embed_pixels, dataset.train, batch_size=256, title="gallery").float()
     labels = torch.as_tensor(np.asarray(dataset.train.labels), device=gallery.device)
     order = torch.argsort(labels, stable=True)
     ordered = gallery[order].contiguous()
@@ -104,7 +104,7 @@ def points(model: Model, dataset: Dataset, folder: Path) -> dict[str, Any]:
     for name, pictures in (("train", dataset.train), ("test", dataset.test)):
         count = min(POINTS, len(pictures))
         chosen = pictures.subset(np.arange(count) * len(pictures) // count)
-        embedded = embed_pictures(model.embed_pixels, chosen, batch_size=256, title=name).float().cpu().numpy()
+        embedded = embed_split(model.embed_pixels, chosen, batch_size=256, title=name).float().cpu().numpy()
         found[name] = {"points": _rounded(embedded), "labels": [int(label) for label in chosen.labels]}
     return found
 

@@ -89,7 +89,7 @@ class _Child:
         except (OSError, EOFError):
             reason = f"decoding it takes longer than {seconds:g} seconds" if late.is_set() else "its decoder failed"
             self.end()
-            raise PictureError(f"The picture cannot be read: {reason}.") from None
+            raise PictureError(f"The image cannot be read: {reason}.") from None
         finally:
             timer.cancel()
             timer.join()

@@ -208,7 +208,7 @@ class Service:
                 file.unlink(missing_ok=True)
             raise
         if not added:
-            raise PictureError("The picture cannot be read.")
+            raise PictureError("The image cannot be read.")
         return added[0]
 
     async def remove(self, id: int) -> None:

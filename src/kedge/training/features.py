@@ -15,7 +15,7 @@ from kedge.distributed import all_gather_rows, broadcast_object, is_rank_zero, s
 from kedge.encoders import Encoder
 from kedge.images import Preprocessing
 from kedge.io import atomic_write
-from kedge.model import embed_pictures
+from kedge.model import embed_split
 from kedge.training.data import Features
 
 __all__ = ["cached_features", "class_means"]
@@ -36,12 +36,12 @@ def cached_features(
         encoder.to(device).eval()
 
         def embed(pixels: Tensor) -> Tensor:
-            return encoder.features(preprocessing.normalise(pixels.to(device)), mirror=preprocessing.mirror)
+            return encoder.features(preprocessing.to_input(pixels.to(device)), flip_tta=preprocessing.flip_tta)
 
         share = shard_range(len(pictures), whole=_BATCH)
         own = pictures if world_size() == 1 else pictures.subset(np.arange(share.start, share.stop))
         # Out of inference mode: features are trained on.
-        values = all_gather_rows(embed_pictures(embed, own, batch_size=_BATCH)).cpu().clone()
+        values = all_gather_rows(embed_split(embed, own, batch_size=_BATCH)).cpu().clone()
         encoder.train()  # as it is in a run that finds its features
         if is_rank_zero():
             path.parent.mkdir(exist_ok=True)
@@ -53,7 +53,7 @@ def cached_features(
 def class_means(embed: Callable[[Tensor], Tensor], pictures: ImageSplit, classes: int) -> Tensor:
     """The mean embedding of each class, classes × dim; zero for a class without pictures."""
     title = "pictures for the class means"
-    embeddings = embed_pictures(embed, pictures, batch_size=_BATCH, title=title).cpu()
+    embeddings = embed_split(embed, pictures, batch_size=_BATCH, title=title).cpu()
     labels = torch.from_numpy(pictures.labels)
     sums = torch.zeros(classes, embeddings.shape[1]).index_add_(0, labels, embeddings)
     return sums / torch.bincount(labels, minlength=classes).clamp(min=1)[:, None]

@@ -22,12 +22,12 @@ from torch import Tensor
 from kedge.config.compose import CONFIG, DATASET, build, build_dataset, build_loss, load_config, loss_heads
 from kedge.datasets import Dataset, train_val_split
 from kedge.distributed import broadcast_object, init_process_group, is_rank_zero, is_torchrun, rank_zero_first
-from kedge.encoders import Encoder, published_settings
+from kedge.encoders import Encoder, pretrained_cfg
 from kedge.errors import ConfigError, DataError
 from kedge.images import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from kedge.losses import RetrievalLoss
 from kedge.model import Model
-from kedge.model.folder import described
+from kedge.model.io import described
 from kedge.training.callbacks import BEST, KEPT, LAST
 from kedge.training.compiling import AUTO, compiled
 from kedge.training.data import Examples, Resident, TrainingData, fits_on
@@ -221,20 +221,20 @@ class _Run:
         weights = self.config.encoder.weights
         model = described(weights) if weights else None
         if model is not None:
-            return replace(Preprocessing.from_json(model["preprocessing"]), size=size, mirror=mirror)
+            return replace(Preprocessing.from_json(model["preprocessing"]), size=size, flip_tta=mirror)
         if "mean" in self._published:
             # They divide pixels by 255, we by 256.
             mean, std = ([value * 255 / 256 for value in self._published[name]] for name in ("mean", "std"))
-            return Preprocessing(size=size, mean=tuple(mean), std=tuple(std), mirror=mirror)
+            return Preprocessing(size=size, mean=tuple(mean), std=tuple(std), flip_tta=mirror)
         if not self.recipe.standardise:
-            return Preprocessing(size=size, mirror=mirror)
-        return Preprocessing(size=size, mean=IMAGENET_MEAN, std=IMAGENET_STD, mirror=mirror)
+            return Preprocessing(size=size, flip_tta=mirror)
+        return Preprocessing(size=size, mean=IMAGENET_MEAN, std=IMAGENET_STD, flip_tta=mirror)
 
     @cached_property
     def _published(self) -> dict[str, Any]:
         """What published weights were trained with, where they say so: timm's and Hugging Face's do."""
         name, weights = self.config.encoder.name, self.config.encoder.weights
-        return published_settings(name) if weights and described(weights) is None else {}
+        return pretrained_cfg(name) if weights and described(weights) is None else {}
 
     def _report(self) -> None:
         """What the user should know before the run starts."""
@@ -348,18 +348,18 @@ class _Run:
 
         def change(pixels: Tensor, draws: Tensor) -> Tensor:
             images = augmentation.apply(pixels, draws)
-            images = self.preprocessing.standardise(self.preprocessing.fit(images))
+            images = self.preprocessing.normalize(self.preprocessing.resize(images))
             return images.to(dtype).contiguous(memory_format=self.order)
 
         def plain(pixels: Tensor) -> Tensor:
-            return self.preprocessing.normalise(pixels).to(dtype)
+            return self.preprocessing.to_input(pixels).to(dtype)
 
         return Step(
             self.encoder,
             self.loss,
             Prepare(augmentation.draw, change, plain),
             self.recipe.mixing,
-            mirror=self.preprocessing.mirror,
+            mirror=self.preprocessing.flip_tta,
             together=self.layout.processes > 1,
         )
 

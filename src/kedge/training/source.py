@@ -11,8 +11,8 @@ from rich.console import Console
 
 from kedge.config.compose import compose, quoted
 from kedge.datasets.external import is_external, keep_external
-from kedge.encoders import fetch_weights, published_settings
-from kedge.encoders.huggingface import HF
+from kedge.encoders import fetch_weights, pretrained_cfg
+from kedge.encoders.transformers import HF
 from kedge.errors import ConfigError, DataError, WeightsError
 
 __all__ = ["overrides_for"]
@@ -85,7 +85,7 @@ def _how_to_train(given: Sequence[str], overrides: Sequence[str]) -> list[str]:
 
 def _frozen(name: str, chosen: dict[str, str], overrides: Sequence[str]) -> list[str]:
     """With pictures of the size that the weights were trained with, where they say so."""
-    side = published_settings(name).get("input_size", (3, _SIDE, _SIDE))[-1]
+    side = pretrained_cfg(name).get("input_size", (3, _SIDE, _SIDE))[-1]
     sizes = {"dataset.size": str(side), "recipe.size": str(side)} if side != _SIDE else {}
     return _unsaid({**chosen, **sizes}, overrides)
 

@@ -107,7 +107,7 @@ class Step(nn.Module):
     def look(self, inputs: Tensor) -> Tensor:
         """The embeddings that the model will give."""
         images = self.prepare.plain(inputs)
-        found: Tensor = self.network(images, mirror=True) if self.mirror else self.network(images)
+        found: Tensor = self.network(images, flip_tta=True) if self.mirror else self.network(images)
         return found
 
     def compare(self, embedded: Embedded, labels: Tensor) -> Outcome:

@@ -1,0 +1,217 @@
+"""Pretrained weights: fetch those of torchvision, timm and Hugging Face, read a file, and fit it into a backbone."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+from torchvision.models import get_model_weights
+
+from kedge.encoders import transformers
+from kedge.encoders.backbones import TIMM, Backbone, check_name, timm_model
+from kedge.encoders.network import CONNECT_SECONDS, reach
+from kedge.encoders.transformers import HF, TransformersBackbone
+from kedge.errors import WeightsError
+
+__all__ = ["DEFAULT", "fetch_weights", "load_weights", "pretrained_cfg", "stem_of"]
+
+DEFAULT = ("default", "imagenet")
+STALL_SECONDS = 30.0
+_SHOWN = 3
+_MODEL_PREFIX = "encoder.backbone."
+"""How the tensors of a backbone are called in a model's file."""
+
+
+def pretrained_cfg(name: str) -> dict[str, Any]:
+    """timm's `pretrained_cfg` of an encoder, or the same of a Hugging Face model: mean, std, input_size, interpolation.
+
+    Empty where the pretrained weights do not say so.
+    """
+    check_name(name)
+    if name.startswith(HF):
+        return transformers.pretrained_cfg(name)
+    if not name.startswith(TIMM):
+        return {}
+    import timm
+
+    config: Any = timm.models.get_pretrained_cfg(timm_model(name))
+    return {} if config is None else dict(config.to_dict())
+
+
+def fetch_weights(
+    name: str, weights: str = "default", *, timeout: float = CONNECT_SECONDS, progress: bool = True
+) -> Path:
+    """The file (of ``hf:`` models the folder) with encoder ``name``'s weights, downloaded and verified if need be.
+
+    Where no server answers within ``timeout`` seconds, a ``WeightsError`` says so.
+    """
+    check_name(name)
+    if name.startswith(HF):
+        if weights.lower() not in DEFAULT:
+            raise _unknown(name, weights, DEFAULT)
+        return transformers.fetch_folder(name, timeout=timeout)
+    url, cached, download = (_timm_file if name.startswith(TIMM) else _torchvision_file)(name, weights)
+    if cached is not None:
+        return cached
+    try:
+        reach(url, timeout)
+        return download(progress)
+    except Exception as error:  # the network and the hubs raise errors of many kinds; all mean the same here
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise WeightsError(
+            f"the {weights} weights of encoder {name} could not be fetched from {url} ({reason}): "
+            "fetch that file elsewhere and pass encoder.weights=FILE, "
+            "or pass encoder.weights=null to train from scratch."
+        ) from error
+
+
+def load_weights(name: str, backbone: Backbone, weights: str | Path) -> None:
+    """Load pretrained weights by name, a local file or a Kedge model's into ``backbone``."""
+    path = _model_weights(Path(weights).expanduser())
+    if isinstance(backbone.network, TransformersBackbone) and not path.is_file():
+        backbone.network.load(path if path.is_dir() else fetch_weights(name, str(weights)))
+        return
+    if isinstance(weights, str) and not path.suffix and not path.is_file():
+        path = fetch_weights(name, weights)
+    _fit_weights(name, backbone, _read_weights(path), path)
+
+
+def stem_of(weights: str | Path) -> str:
+    """The stem that a Kedge model was trained with; of all other weights, the usual one."""
+    description = _model_weights(Path(weights).expanduser()).with_name("model.json")
+    try:
+        return str(json.loads(description.read_bytes())["encoder"]["stem"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return "imagenet"
+
+
+_Hosted = tuple[str, Path | None, Callable[[bool], Path]]
+"""The address of a weights file, its path in the cache if it is there, and what downloads it."""
+
+
+def _torchvision_file(name: str, weights: str) -> _Hosted:
+    """A file of torchvision's, kept in the cache of torch.hub."""
+    if name == "resnet10":
+        raise _not_pretrained(name)
+    available = get_model_weights(name)
+    key = "DEFAULT" if weights.lower() in DEFAULT else weights.upper()
+    if key not in available.__members__:
+        raise _unknown(name, weights, (*DEFAULT, *(each.name for each in available)))
+    url: str = available[key].url
+    path: Path = Path(torch.hub.get_dir()) / "checkpoints" / url.rsplit("/", 1)[-1]
+
+    def download(progress: bool) -> Path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        digest = re.search(r"-([0-9a-f]{8,})\.", path.name)
+        with _socket_timeout(STALL_SECONDS):
+            torch.hub.download_url_to_file(url, str(path), digest.group(1) if digest else None, progress=progress)
+        return path
+
+    return url, path if path.is_file() else None, download
+
+
+def _timm_file(name: str, weights: str) -> _Hosted:
+    """A file of timm's, kept in the cache of the Hugging Face Hub."""
+    import huggingface_hub as hub
+
+    if weights.lower() not in DEFAULT:
+        raise _unknown(name, weights, DEFAULT)
+    config = pretrained_cfg(name)
+    if not config.get("hf_hub_id"):
+        raise _not_pretrained(name)
+    repository, file = config["hf_hub_id"], config.get("hf_hub_filename") or "model.safetensors"
+    cached = hub.try_to_load_from_cache(repository, file)
+
+    def download(progress: bool) -> Path:
+        del progress  # the hub decides about its own bars
+        return Path(hub.hf_hub_download(repository, file))
+
+    return hub.hf_hub_url(repository, file), Path(cached) if isinstance(cached, str) else None, download
+
+
+def _not_pretrained(name: str) -> WeightsError:
+    return WeightsError(
+        f"encoder {name} has no pretrained weights: pass encoder.weights=FILE, "
+        "or encoder.weights=null to train from scratch."
+    )
+
+
+def _unknown(name: str, weights: str, valid: tuple[str, ...]) -> WeightsError:
+    return WeightsError(
+        f"encoder.weights {weights!r} is neither a file nor one of {', '.join(valid)} for encoder {name}."
+    )
+
+
+@contextmanager
+def _socket_timeout(seconds: float) -> Iterator[None]:
+    """Downloads of torch.hub have no timeout of their own: without this one a stalled server hangs them."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(seconds)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)
+
+
+def _model_weights(path: Path) -> Path:
+    """The weights file of a model's folder, or of the one that a run left; any other path as it is."""
+    inside = (folder / "weights.safetensors" for folder in (path, path / "model") if (folder / "model.json").is_file())
+    return next(inside, path)
+
+
+def _read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors in a state-dict file; no code in it is run."""
+    if not path.is_file():
+        raise WeightsError(f"there is no weights file {path}: check encoder.weights.")
+    try:
+        if path.suffix == ".safetensors":
+            state = safetensors.torch.load_file(path)
+        else:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # damaged files make torch, pickle and zipfile raise errors of many kinds
+        raise WeightsError(
+            f"weights file {path} cannot be read ({type(error).__name__}): it is damaged or holds more than "
+            "plain tensors; fetch it again (delete it first if it is a cached download)."
+        ) from error
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise WeightsError(f"weights file {path} does not hold a state dict (names and their tensors).")
+    backbone = {key.removeprefix(_MODEL_PREFIX): value for key, value in state.items() if key.startswith(_MODEL_PREFIX)}
+    return backbone or state
+
+
+def _fit_weights(name: str, backbone: Backbone, state: dict[str, Tensor], source: Path) -> None:
+    """Copy ``state`` into the backbone; its classifier is left out, everything else must fit."""
+    expected = backbone.network.state_dict()
+    prefixes = tuple(classifier + "." for classifier in backbone.classifier)
+    state = {key: value for key, value in state.items() if not key.startswith(prefixes)}
+    other_shape = [key for key in expected if key in state and state[key].shape != expected[key].shape]
+    if backbone.stem != "imagenet" and "conv1.weight" in other_shape:
+        # Pretrained stems are 7 x 7: a 3 x 3 one has no counterpart in the file and starts at random.
+        state["conv1.weight"] = expected["conv1.weight"]
+        other_shape.remove("conv1.weight")
+    problems = {
+        # Files from before torch counted batches lack these counters, which nothing here uses.
+        "lacks": [key for key in expected if key not in state and not key.endswith("num_batches_tracked")],
+        "also holds": [key for key in state if key not in expected],
+        "has other shapes for": other_shape,
+    }
+    texts = [f"{problem} {_first(keys)}" for problem, keys in problems.items() if keys]
+    if texts:
+        raise WeightsError(
+            f"weights file {source} does not fit encoder {name}: it {', '.join(texts)}; "
+            f"pass a file that was saved from {name}."
+        )
+    backbone.network.load_state_dict(state, strict=False)
+
+
+def _first(keys: list[str]) -> str:
+    shown = ", ".join(keys[:_SHOWN])
+    return f"{shown} and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else shown

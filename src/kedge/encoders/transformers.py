@@ -1,0 +1,287 @@
+"""Vision models of Hugging Face's transformers: built from a plain configuration, cut off at their pooled features."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from kedge.deps import require
+from kedge.encoders.network import CONNECT_SECONDS, reach
+from kedge.errors import ConfigError, WeightsError
+
+__all__ = ["HF", "TransformersBackbone", "fetch_folder", "import_transformers", "pretrained_cfg", "shown_name"]
+
+HF = "hf:"
+_SIDE = 224
+_CONFIG_FILES = ("config.json", "preprocessor_config.json", "processor_config.json")
+# What is said of the weights' origin, of classes and of ways to compute. Some of it names code or kernels elsewhere,
+# and a model's folder may come from a stranger.
+_OMITTED = {
+    "architectures",
+    "attn_implementation",
+    "auto_map",
+    "custom_pipelines",
+    "dtype",
+    "experts_implementation",
+    "id2label",
+    "label2id",
+    "name_or_path",
+    "num_labels",
+    "problem_type",
+    "quantization_config",
+    "return_dict",
+    "torch_dtype",
+    "transformers_version",
+}
+_MAX_NUMBERS = 2**22
+"""Sizes and depths of a network, all together: some are counted up to before its first layer is built."""
+_RESAMPLING = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
+
+
+class TransformersBackbone(nn.Module):
+    """A transformers model, with random weights, up to its pooled features.
+
+    These are what the model itself pools. Where its pooler is a trained layer over the first token, as in ViT, that
+    token is taken instead: pretrained weights often lack the layer, which would then be random.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.config = _plain(config)
+        self.model = _without_dense_pooler(_build(self.config))
+        self._side = _side(self.config.get("image_size"))
+        self._resizable = "interpolate_pos_encoding" in inspect.signature(self.model.forward).parameters
+        self._first_token = any(name.endswith("cls_token") for name, _ in self.model.named_parameters())
+        self._first_token |= any(name.endswith("class_embedding") for name, _ in self.model.named_parameters())
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> Self:
+        """The architecture that a folder in the Hub's layout describes."""
+        return cls(_read_config(folder))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Pooled features of a batch, B x width."""
+        options = {}
+        if self._resizable and self._side is not None and images.shape[-2:] != (self._side, self._side):
+            options["interpolate_pos_encoding"] = True
+        outputs = self.model(pixel_values=images, **options)
+        pooled: Tensor | None = getattr(outputs, "pooler_output", None)
+        if pooled is None:
+            values: Tensor = outputs.last_hidden_state
+            tokens = values.flatten(2).mT if values.ndim == 4 else values
+            pooled = tokens[:, 0] if self._first_token else tokens.mean(1)
+        return pooled.flatten(1)
+
+    def width(self, image_size: int | None = None) -> int:
+        """How many features there are, seen on a black image of this size."""
+        side = image_size or self._side or _SIDE
+        training = self.training
+        try:
+            with torch.no_grad():
+                return int(self.eval()(torch.zeros(1, 3, side, side)).shape[1])
+        except (RuntimeError, TypeError, ValueError) as error:
+            hint = f": resize the images to {self._side}" if self._side and self._side != side else ""
+            raise ConfigError(
+                f"the {self.config['model_type']} model cannot embed images of {side} x {side} pixels "
+                f"({_reason(error)}){hint}."
+            ) from error
+        finally:
+            self.train(training)
+
+    def load(self, folder: Path) -> None:
+        """Take over the weights in a folder in the Hub's layout."""
+        try:
+            with _quiet():
+                kind: Any = type(self.model)
+                pretrained, notes = kind.from_pretrained(
+                    folder,
+                    config=self.model.config,
+                    dtype=torch.float32,
+                    local_files_only=True,
+                    output_loading_info=True,
+                )
+        except Exception as error:  # damaged and foreign files make transformers raise errors of many kinds
+            raise WeightsError(
+                f"the weights in {folder} cannot be read ({_reason(error)}): fetch them again."
+            ) from error
+        expected = self.model.state_dict()
+        missing = [name for name in notes["missing_keys"] if name in expected]
+        if missing:
+            raise WeightsError(
+                f"the weights in {folder} do not fit its config.json: {missing[0]} and {len(missing) - 1} more are "
+                "missing; pass a folder that save_pretrained wrote."
+            )
+        self.model.load_state_dict(_without_dense_pooler(pretrained).state_dict())
+
+
+def fetch_folder(name: str, *, weights: bool = True, timeout: float = CONNECT_SECONDS) -> Path:
+    """The folder of ``hf:<folder>`` or ``hf:<organisation>/<model>[@<revision>]``, downloaded if need be."""
+    source = name.removeprefix(HF)
+    local = Path(source).expanduser()
+    if local.is_dir():
+        return local
+    if source.startswith((".", "/", "~")):
+        raise ConfigError(f"there is no folder {source}: check encoder.name.")
+    import huggingface_hub as hub
+
+    repository, _, revision = source.partition("@")
+
+    def snapshot(files: list[str], **options: Any) -> Path:
+        return Path(hub.snapshot_download(repository, revision=revision or None, allow_patterns=files, **options))
+
+    try:
+        with suppress(hub.errors.LocalEntryNotFoundError):
+            if _is_whole(cached := snapshot([*_CONFIG_FILES], local_files_only=True), weights):
+                return cached
+        reach(hub.hf_hub_url(repository, "config.json"), timeout)
+        files = [*_CONFIG_FILES]
+        if weights:
+            files += _weight_files(hub.list_repo_files(repository, revision=revision or None))
+        return snapshot(files)
+    except Exception as error:  # the network and the hub raise errors of many kinds; all mean the same here
+        raise WeightsError(
+            f"encoder {name} could not be fetched from the Hugging Face Hub ({_reason(error)}): fetch it where there "
+            f"is a network (hf download {repository} --local-dir FOLDER) and pass encoder.name=hf:FOLDER."
+        ) from error
+
+
+def pretrained_cfg(name: str) -> dict[str, Any]:
+    """The preprocessing of the pretrained weights of ``name``, in timm's words, as its image processor has it."""
+    folder = fetch_folder(name, weights=False)
+    values: dict[str, Any] = {}
+    with suppress(Exception), _quiet():  # it has none, or one that needs code of its own
+        processor = import_transformers().AutoImageProcessor.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+        values = processor.to_dict()
+    cfg: dict[str, Any] = {}
+    if values.get("do_normalize") and values.get("image_mean") and values.get("image_std"):
+        cfg = {"mean": tuple(values["image_mean"]), "std": tuple(values["image_std"])}
+    crop = values.get("crop_size") if values.get("do_center_crop") else None
+    side = _side(crop) or _side(values.get("size")) or _side(_read_config(folder).get("image_size"))
+    if side:
+        cfg["input_size"] = (3, side, side)
+    resample = values.get("resample")
+    if isinstance(resample, int):
+        cfg["interpolation"] = _RESAMPLING.get(int(resample), "bilinear")
+    return cfg
+
+
+def shown_name(name: str) -> str:
+    """The name under which a model is kept: of a local folder, the last part alone."""
+    local = Path(name.removeprefix(HF)).expanduser()
+    return HF + local.resolve().name if name.startswith(HF) and local.is_dir() else name
+
+
+def import_transformers() -> ModuleType:
+    """The module ``transformers``, or a sentence that says how to get it."""
+    return require("transformers", extra="huggingface", purpose="an encoder called hf:<model>")
+
+
+def _build(config: Mapping[str, Any]) -> nn.Module:
+    transformers = import_transformers()
+    kind = config.get("model_type")
+    if kind not in transformers.CONFIG_MAPPING:
+        raise ConfigError(f"transformers {transformers.__version__} has no model of type {kind!r}: upgrade it.")
+    if _numbers(config) > _MAX_NUMBERS:
+        raise ConfigError(f"the {kind} model has sizes that add up to more than {_MAX_NUMBERS:,}: it is too large.")
+    built_config: Any = None if _wraps(config) else transformers.CONFIG_MAPPING[kind].from_dict(dict(config))
+    network = transformers.MODEL_MAPPING.get(type(built_config), None)
+    network = network[0] if isinstance(network, tuple) else network
+    if getattr(network, "main_input_name", None) != "pixel_values":
+        raise ConfigError(f"models of type {kind!r} do not turn one image into features: choose a ViT, DINOv2, Swin …")
+    if hasattr(built_config, "mask_ratio"):
+        built_config.mask_ratio = 0.0  # masked autoencoders would look at some patches only, at random
+    with _quiet():
+        model: nn.Module = transformers.AutoModel.from_config(built_config, trust_remote_code=False)
+    return model
+
+
+def _wraps(config: Mapping[str, Any]) -> bool:
+    """Whether this is a model around one of another kind, which may be fetched when it is built."""
+    return str(config.get("model_type")).startswith("timm_") or any(
+        _wraps(value) if isinstance(value, Mapping) and "backbone" not in key else value and "backbone" in key
+        for key, value in config.items()
+    )
+
+
+def _numbers(value: Any) -> int:
+    """The sum of all whole numbers in a configuration."""
+    if isinstance(value, Mapping | list | tuple):
+        return sum(map(_numbers, value.values() if isinstance(value, Mapping) else value))
+    return abs(value) if isinstance(value, int) else 0
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    transformers = import_transformers()
+    try:
+        with _quiet():
+            config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # a missing file, damaged JSON, a model that needs code of its own
+        raise ConfigError(
+            f"{folder} holds no configuration that transformers can use without code from elsewhere "
+            f"({_reason(error)}): choose a model that is part of transformers."
+        ) from error
+    return _plain(getattr(config, "vision_config", config).to_dict())
+
+
+def _side(size: Any) -> int | None:
+    """The side of the square that a configuration or an image processor speaks of, in any of their ways."""
+    if isinstance(size, Mapping):
+        size = next((size[key] for key in ("height", "shortest_edge") if size.get(key)), None)
+    elif isinstance(size, (list, tuple)) and size:
+        size = size[0]
+    return size if isinstance(size, int) and not isinstance(size, bool) and size > 0 else None
+
+
+def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a configuration that says what the architecture is."""
+    return {
+        key: _plain(value) if isinstance(value, Mapping) else value
+        for key, value in config.items()
+        if isinstance(key, str) and key not in _OMITTED and not key.startswith(("_", "output_"))
+    }
+
+
+def _without_dense_pooler(model: nn.Module) -> nn.Module:
+    if hasattr(getattr(model, "pooler", None), "dense"):
+        model.register_module("pooler", None)
+    return model
+
+
+def _is_whole(folder: Path, weights: bool) -> bool:
+    has_weights = any(folder.glob("*.safetensors")) or any(folder.glob("pytorch_model*.bin"))
+    return (folder / "config.json").is_file() and (has_weights or not weights)
+
+
+def _weight_files(names: list[str]) -> list[str]:
+    """Those files that hold weights: plain tensors where there are any, else pickles, which are read without code."""
+    outer = [name for name in names if "/" not in name]
+    safe = [name for name in outer if name.endswith((".safetensors", ".safetensors.index.json"))]
+    return safe or [name for name in outer if name.startswith("pytorch_model") and name.endswith((".bin", ".json"))]
+
+
+def _reason(error: Exception) -> str:
+    return str(error).strip().split("\n")[0].rstrip(".:") or type(error).__name__
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep what transformers says of unused classifiers, and its bars, off the screen."""
+    logs = import_transformers().utils.logging
+    level, bars = logs.get_verbosity(), logs.is_progress_bar_enabled()
+    logs.set_verbosity_error()
+    logs.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logs.set_verbosity(level)
+        if bars:
+            logs.enable_progress_bar()

@@ -1,0 +1,304 @@
+"""Image IO: an upright RGB image out of a file, bytes or an http(s) address, or one clear error. Without torch."""
+
+from __future__ import annotations
+
+import io
+import logging
+import re
+import threading
+import urllib.error
+import urllib.request
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from functools import cache
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from kedge.errors import PictureError
+
+__all__ = [
+    "MAX_PIXELS",
+    "center_square",
+    "fetch_image",
+    "is_url",
+    "make_thumbnail",
+    "read_image",
+    "to_rgb",
+    "upright",
+]
+
+MAX_PIXELS = 100_000_000
+MAX_DOWNLOAD = 64 * 2**20
+_FETCH_SECONDS = 20.0
+_MAX_SCANNED = 2_000_000_000
+"""Pixels that all scans of a JPEG may go over. A progressive one has some ten scans; it could have any number."""
+_LARGE = 16_000_000
+"""Images with more pixels are decoded one at a time, so that memory does not grow with the number of threads."""
+_MAX_PER_BYTE = 10_000
+"""Pixels of a large image for each byte of its file: deflate reaches 8,256, with one bit per pixel."""
+_DRAFT = 2048
+"""A JPEG is decoded at 1/2, 1/4 or 1/8 of its size as long as both sides keep so many pixels."""
+_STRIP = 2**20
+"""Pixels that are turned into RGB at a time."""
+
+# Pixel formats only: Pillow's EPS reader, for one, starts Ghostscript on the file it is given. No icons:
+# opening one decodes it, before its size can be checked.
+_FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "TGA")
+
+# Pillow logs what it finds wrong besides raising it; without a handler that would land on standard error.
+logging.getLogger("PIL").addHandler(logging.NullHandler())
+
+# An image in one block: those of 16 MiB, Pillow's default, are kept by glibc for each thread once they are freed.
+Image.core.set_block_size(2**30)  # type: ignore[attr-defined]
+
+
+def read_image(source: str | Path | bytes | BinaryIO, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """Read an image as upright RGB, fully loaded; of an animation, the first frame.
+
+    The size is checked against ``max_pixels`` before any pixel is decoded, and so is the work that a JPEG's scans
+    would be. (Pillow's own limit, ``2 * PIL.Image.MAX_IMAGE_PIXELS``, holds besides.) JPEGs whose sides have 4096
+    pixels and more come out at a half, a quarter or an eighth of their size. Whatever is wrong with the file, the
+    error is a ``PictureError`` that names it.
+    """
+    name = _name(source)
+    try:
+        with _quiet(), ExitStack() as stack:
+            stream = _open(source, stack)
+            image = stack.enter_context(Image.open(stream, formats=_formats()))
+            _check_work(image, stream, max_pixels)
+            image.draft(None, (_DRAFT, _DRAFT))
+            with _one_large if image.width * image.height > _LARGE else nullcontext():
+                image.load()
+                # A broken EXIF block says nothing about the pixels, which are loaded already.
+                with suppress(Exception):
+                    ImageOps.exif_transpose(image, in_place=True)
+                return to_rgb(image)
+    except UnidentifiedImageError:
+        reason = "it is empty (0 bytes)" if _is_empty(source) else "it is not an image of a known format"
+    except Image.DecompressionBombError:
+        reason = "it has more pixels than Pillow's own limit allows"
+    except FileNotFoundError:
+        reason = "there is no such file"
+    except IsADirectoryError:
+        reason = "it is a folder"
+    except Exception as error:  # a damaged file can make Pillow's readers raise almost anything
+        reason = str(error).rstrip(".") or type(error).__name__
+    raise PictureError(f"{name} cannot be read: {reason}.")
+
+
+def _check_work(image: Image.Image, stream: BinaryIO, max_pixels: int) -> None:
+    """Refuse what would take much memory or time, before anything is decoded. Only the first frame ever is."""
+    width, height = image.size
+    pixels = width * height
+    if pixels > max_pixels:
+        raise PictureError(
+            f"it has {width} x {height} pixels, more than the limit of {max_pixels:,}; "
+            "make it smaller, or raise max_pixels."
+        )
+    if pixels > _LARGE and pixels > _MAX_PER_BYTE * (size := stream.seek(0, io.SEEK_END)):
+        raise PictureError(f"it says {width} x {height} pixels, which its {size:,} bytes cannot hold.")
+    if image.format in ("JPEG", "MPO"):
+        stream.seek(0)
+        scans = _count_scans(stream.read())
+        if scans * pixels > _MAX_SCANNED:
+            raise PictureError(f"it has {scans:,} scans of {width} x {height} pixels, which is too much to decode.")
+
+
+def _count_scans(data: bytes) -> int:
+    """How often the first image of a JPEG file goes over its pixels."""
+    scans, position = 0, 2
+    while marker := _MARKER.search(data, position):
+        kind, start = marker[0][1], marker.end()
+        if kind == _END:
+            break
+        scans += kind == _SCAN
+        # Segments are as long as they say, whatever bytes are in them; behind a scan's follow its coded pixels.
+        position = start + max(int.from_bytes(data[start : start + 2], "big"), 2)
+    return scans
+
+
+_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")
+"""Those with a segment: in coded pixels there are no others than restarts, and each other FF is followed by 00."""
+_SCAN, _END = 0xDA, 0xD9
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Any mode as RGB: transparency on white, 16 bits to their high byte, the first frame of an animation."""
+    # Asked in this order: to say whether it is animated, some formats look for all their frames.
+    if image.tell() != 0 and getattr(image, "is_animated", False):
+        image.seek(0)
+    image.load()
+    transparent = image.has_transparency_data
+    if image.mode == "RGB" and not transparent:
+        return Image.Image()._new(image.im)
+    top = _maximum(image) if image.mode in ("I", "F") else 0.0
+    rgb = Image.new("RGB", image.size)
+    # In strips: one step after the other, a large image would be in memory several times.
+    rows = max(1, _STRIP // max(image.width, 1))
+    for first in range(0, image.height, rows):
+        strip = image.crop((0, first, image.width, min(first + rows, image.height)))
+        try:
+            rgb.paste(_strip_to_rgb(strip, top, transparent), (0, first))
+        except ValueError as error:
+            raise PictureError(f"mode {image.mode} cannot be turned into RGB ({error}).") from error
+    return rgb
+
+
+def _strip_to_rgb(strip: Image.Image, top: float, transparent: bool) -> Image.Image:
+    if strip.mode in ("I", "F") or strip.mode.startswith("I;16"):
+        return Image.fromarray(_eight_bits(strip, top)).convert("RGB")
+    if not transparent:
+        return strip.convert("RGB")
+    with_alpha = strip.convert("LA").convert("RGBA") if strip.mode == "La" else strip.convert("RGBA")
+    on_white = Image.new("RGBA", strip.size, "white")
+    on_white.alpha_composite(with_alpha)
+    return on_white.convert("RGB")
+
+
+def _eight_bits(image: Image.Image, top: float) -> np.ndarray:
+    values = np.asarray(image)
+    if image.mode == "F":
+        values = np.fmax(values, 0)  # of a NaN and 0, the 0
+        # Floats carry no range of their own: up to 1 they are fractions of white, beyond it pixel values.
+        values = np.rint(values * 255 if top <= 1 else values)
+    elif image.mode != "I" or top > 255:
+        values = values >> 8
+    return np.asarray(np.clip(values, 0, 255), dtype=np.uint8)
+
+
+def _maximum(image: Image.Image) -> float:
+    """The largest value, at least 0; a NaN is none."""
+    rows = max(1, _STRIP // max(image.width, 1))
+    tops = (
+        np.fmax.reduce(np.asarray(image.crop((0, first, image.width, min(first + rows, image.height)))), None)
+        for first in range(0, image.height, rows)
+    )
+    return float(np.fmax.reduce([0.0, *tops]))
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """Decoded and turned as its EXIF block says."""
+    image.load()
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:  # a broken EXIF block says nothing about the pixels, which are loaded already
+        return image
+
+
+class _HttpRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects to http(s) addresses only."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        if not is_url(newurl):
+            raise PictureError(f"{req.full_url} leads to {newurl}, which is no http(s) address.")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def is_url(text: str) -> bool:
+    """Whether a text is an http(s) address."""
+    return text.lower().startswith(("http://", "https://"))
+
+
+def fetch_image(url: str, *, max_bytes: int = MAX_DOWNLOAD) -> Image.Image:
+    """Fetch and read an image."""
+    if not is_url(url):
+        raise PictureError(f"{url} is no http(s) address.")
+    try:
+        with urllib.request.build_opener(_HttpRedirects).open(url, timeout=_FETCH_SECONDS) as response:
+            content: bytes = response.read(max_bytes + 1)
+    except (urllib.error.URLError, OSError, HTTPException, ValueError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise PictureError(f"{url} cannot be fetched: {reason}.") from error
+    if len(content) > max_bytes:
+        raise PictureError(f"{url} holds more than {max_bytes:,} bytes: fetch it yourself and give the file.")
+    try:
+        return read_image(content)
+    except PictureError as error:
+        raise PictureError(str(error).replace("The image", url, 1)) from error
+
+
+def center_square(image: Image.Image, size: int | None) -> np.ndarray:
+    """The image's centre as uint8, 3 x size x size: the shorter side fills the output, antialiased."""
+    image = to_rgb(image)
+    if size is not None and image.size != (size, size):
+        # Only the centre square is resampled: the same image as resizing first and cropping then,
+        # without the huge image in between that a very long and narrow one would become.
+        side = min(image.size)
+        left, top = (image.width - side) / 2, (image.height - side) / 2
+        box = (left, top, left + side, top + side)
+        image = image.resize((size, size), Image.Resampling.BILINEAR, box=box)
+    return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
+
+
+def make_thumbnail(image: Image.Image, side: int) -> bytes:
+    """A small copy as JPEG."""
+    small = image.copy()
+    small.thumbnail((side, side))
+    stream = io.BytesIO()
+    small.save(stream, "JPEG", quality=82)
+    return stream.getvalue()
+
+
+def _open(source: str | Path | bytes | BinaryIO, stack: ExitStack) -> BinaryIO:
+    if isinstance(source, str | Path):
+        return stack.enter_context(Path(source).open("rb"))
+    return io.BytesIO(source) if isinstance(source, bytes) else source
+
+
+def _name(source: str | Path | bytes | BinaryIO) -> str:
+    if isinstance(source, str | Path):
+        return str(source)
+    name = getattr(source, "name", None)
+    return name if isinstance(name, str) else "The image"
+
+
+def _is_empty(source: str | Path | bytes | BinaryIO) -> bool:
+    if isinstance(source, bytes):
+        return not source
+    if isinstance(source, str | Path):
+        return Path(source).stat().st_size == 0
+    return source.seekable() and source.seek(0, io.SEEK_END) == 0
+
+
+@cache
+def _formats() -> tuple[str, ...]:
+    Image.init()
+    return tuple(name for name in _FORMATS if name in Image.OPEN)
+
+
+class _QuietPillow:
+    """Silences Pillow's warnings while any thread reads.
+
+    ``warnings.catch_warnings`` alone is not safe in threads: two that overlap can restore each other's filters. The
+    first reader in opens it, the last one out closes it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._readers = 0
+        self._stack = ExitStack()
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        with self._lock:
+            self._readers += 1
+            if self._readers == 1:
+                self._stack.enter_context(warnings.catch_warnings())
+                warnings.filterwarnings("ignore", module=r"PIL\b")
+                warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._readers -= 1
+                if self._readers == 0:
+                    self._stack.close()
+
+
+_quiet = _QuietPillow()
+_one_large = threading.Lock()

@@ -1,0 +1,209 @@
+"""A model's folder on disk: ``model.json`` says what it is, ``weights.safetensors`` holds the tensors.
+
+Nothing in it is code, so nothing is executed when a folder is opened. A save is all or nothing: the new
+folder is written beside the old one and then takes its name.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from kedge.errors import ModelError
+from kedge.io import atomic_write
+
+__all__ = [
+    "described",
+    "is_model_or_absent",
+    "kedge_version",
+    "read_description",
+    "read_shapes",
+    "read_weights",
+    "write_folder",
+]
+
+FORMAT = 2
+"""2: the description may say `posterior` or `normalize`, which an older reader would not apply."""
+KIND = "kedge-model"
+DESCRIPTION = "model.json"
+WEIGHTS = "weights.safetensors"
+
+
+def write_folder(path: str | Path, description: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """Write a model folder; an earlier model of that name is replaced, or left as it was if writing fails."""
+    target = Path(path).expanduser().resolve()
+    _check_replaceable(target)
+    weights = safetensors.torch.save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()})
+    head = {"kind": KIND, "format": FORMAT, "kedge": kedge_version()}
+    file = {"file": WEIGHTS, "bytes": len(weights), "sha256": hashlib.sha256(weights).hexdigest()}
+    text = json.dumps({**head, **description, "weights": file}, indent=2, ensure_ascii=False) + "\n"
+    staging = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.saving")
+    try:
+        staging.mkdir(parents=True)
+        for name, content in ((WEIGHTS, weights), (DESCRIPTION, text.encode())):
+            with atomic_write(staging / name) as stream:
+                stream.write(content)
+        _sync_folder(staging)
+        _rename_over(staging, target)
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        reason = "the disk is full: make room and save again" if full else f"{error.strerror or error}"
+        raise ModelError(f"model {target} could not be saved, {reason}.") from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def read_description(path: str | Path) -> tuple[Path, dict[str, Any]]:
+    """The folder of a model, which may be inside a run's, and what it says of itself."""
+    folder = _locate(Path(path).expanduser())
+    description = _read_description(folder)
+    version, writer = description["format"], description.get("kedge", "unknown")
+    if version > FORMAT:
+        raise ModelError(
+            f"model {folder} has format version {version} (written by kedge {writer}); "
+            f"this kedge reads versions up to {FORMAT}: upgrade kedge."
+        )
+    return folder, description
+
+
+def read_shapes(folder: Path, description: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The shapes of a model's tensors, of which nothing else is read."""
+    try:
+        with safetensors.safe_open(folder / WEIGHTS, framework="pt") as file:
+            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except (safetensors.SafetensorError, OSError) as error:
+        read_weights(folder, description)  # says what is wrong with it
+        raise ModelError(f"{folder / WEIGHTS} is damaged ({error}): save or copy the model again.") from error
+
+
+def described(path: str | Path) -> dict[str, Any] | None:
+    """What a model's folder says of itself, or that of the one inside a run folder; None where there is no model."""
+    try:
+        return _read_description(_locate(Path(path).expanduser()))
+    except ModelError:
+        return None
+
+
+def is_model_or_absent(folder: Path) -> bool:
+    """Whether a folder's `model.json`, if there is one, is a Kedge model's."""
+    try:
+        _read_description(folder)
+    except ModelError:
+        return not (folder / DESCRIPTION).exists()
+    return True
+
+
+def _locate(path: Path) -> Path:
+    for folder in (path, path / "model"):
+        # A save that was killed between its two renames leaves the earlier model under its second name.
+        for candidate in (folder, _previous(folder.absolute())):
+            if (candidate / DESCRIPTION).is_file():
+                return candidate
+    if not path.exists():
+        raise ModelError(f"there is no model folder {path}: check the path.")
+    raise ModelError(
+        f"{path} is not a Kedge model: it holds no {DESCRIPTION}; pass one left by Model.save or by a run."
+    )
+
+
+def _read_description(folder: Path) -> dict[str, Any]:
+    file = folder / DESCRIPTION
+    try:
+        description = json.loads(file.read_bytes())
+    except OSError as error:
+        raise ModelError(f"{file} cannot be read ({error.strerror or error}).") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{file} is damaged, it is not valid JSON: save or copy the model again.") from error
+    if not isinstance(description, dict) or description.get("kind") != KIND:
+        raise ModelError(f"{folder} is not a Kedge model: its {DESCRIPTION} does not say kind {KIND!r}.")
+    if not isinstance(description.get("format"), int):
+        raise ModelError(f"{file} is damaged, it names no format version: save or copy the model again.")
+    return description
+
+
+def read_weights(folder: Path, description: dict[str, Any]) -> dict[str, Tensor]:
+    """The tensors of a model."""
+    file = folder / WEIGHTS
+    try:
+        weights = file.read_bytes()
+    except FileNotFoundError as error:
+        raise ModelError(f"model {folder} lacks its {WEIGHTS}: save or copy the model again.") from error
+    except OSError as error:
+        raise ModelError(f"{file} cannot be read ({error.strerror or error}).") from error
+    written = description.get("weights")
+    expected = written if isinstance(written, dict) else {}
+    if len(weights) != expected.get("bytes") or hashlib.sha256(weights).hexdigest() != expected.get("sha256"):
+        raise ModelError(
+            f"{file} is damaged, it holds {len(weights):,} bytes that differ from the "
+            f"{expected.get('bytes', 'unknown')} that were saved: save or copy the model again."
+        )
+    try:
+        return safetensors.torch.load(weights)
+    except (safetensors.SafetensorError, ValueError, KeyError) as error:
+        raise ModelError(f"{file} is damaged ({error}): save or copy the model again.") from error
+
+
+def _check_replaceable(target: Path) -> None:
+    if not target.exists():
+        return
+    if not target.is_dir():
+        raise ModelError(f"model {target} cannot be saved there, it is a file: choose another path.")
+    foreign = [
+        file.name for file in target.iterdir() if file.name not in (DESCRIPTION, WEIGHTS) and file.name[0] != "."
+    ]
+    if foreign:
+        raise ModelError(
+            f"{target} holds other files than a Kedge model ({min(foreign)}): choose another path, "
+            "since saving replaces the whole folder."
+        )
+    if not is_model_or_absent(target) or ((target / WEIGHTS).exists() and not (target / DESCRIPTION).exists()):
+        raise ModelError(f"model cannot be saved over {target}, which is no readable Kedge model: choose another path.")
+
+
+def _rename_over(staging: Path, target: Path) -> None:
+    previous = _previous(target)
+    if target.exists():
+        shutil.rmtree(previous, ignore_errors=True)
+        target.rename(previous)
+        try:
+            staging.rename(target)
+        except OSError:
+            previous.rename(target)
+            raise
+    else:
+        staging.rename(target)
+    _sync_folder(target.parent)
+    shutil.rmtree(previous, ignore_errors=True)
+
+
+def _previous(target: Path) -> Path:
+    return target.parent / f".{target.name}.previous"
+
+
+def _sync_folder(folder: Path) -> None:
+    if os.name != "posix":  # elsewhere folders cannot be opened, and renames need no sync
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def kedge_version() -> str:
+    """That of the installed package."""
+    try:
+        return metadata.version("kedge")
+    except metadata.PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,96 @@
+"""The ONNX exporter: a network as the content of one `.onnx` file, for `export_onnx` and the onnxruntime engine."""
+
+from __future__ import annotations
+
+import io
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+from kedge.deps import require
+from kedge.errors import ModelError
+
+__all__ = ["export", "first_line", "require_onnx", "session", "trace"]
+
+OPSET = 18
+
+
+def require_onnx() -> None:
+    """Refuse to go on without the packages of the extra `onnx`."""
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        require(package, extra="onnx", purpose="ONNX")
+
+
+def trace(network: nn.Module, images: Tensor, dynamic: Mapping[int, Any], name: str) -> ExportedProgram:
+    """The program that `torch.export` makes of a network; `dynamic` has the dimensions that may vary."""
+    try:
+        with _quiet(), torch.no_grad():
+            return torch.export.export(network, (images,), dynamic_shapes=(dict(dynamic),))
+    except Exception as error:  # torch raises errors of many kinds where it cannot trace a network
+        hint = "; batch=1 asks for less: a fixed number of images" if 0 in dynamic else ""
+        raise ModelError(f"{name} cannot be traced by torch.export ({first_line(error)}){hint}.") from error
+
+
+def export(
+    program: ExportedProgram,
+    name: str,
+    *,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    metadata: Mapping[str, str] | None = None,
+) -> bytes:
+    """The content of an `.onnx` file, weights and metadata included."""
+    require_onnx()
+    import onnx
+
+    try:
+        with _quiet():
+            exported: Any = torch.onnx.export(
+                program,
+                dynamo=True,
+                input_names=inputs,
+                output_names=outputs,
+                opset_version=OPSET,
+                external_data=False,
+                verbose=False,
+            )
+        proto = exported.model_proto
+        onnx.helper.set_model_props(proto, dict(metadata or {}))
+        content: bytes = proto.SerializeToString()
+    except Exception as error:  # what has no counterpart in ONNX, or more than the 2 GB that one file can hold
+        raise ModelError(f"{name} cannot be written as ONNX ({first_line(error)}).") from error
+    return content
+
+
+def session(content: bytes) -> Any:
+    """An onnxruntime session on the CPU, with as many threads as torch has."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+
+
+def first_line(error: Exception) -> str:
+    """The kind of an error and the first line of what it says."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporters' progress reports and warnings."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(action="ignore"), redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logging.disable(before)
