@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import os
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,7 +17,7 @@ from kedge.datasets.external import sources_of
 from kedge.datasets.sources import Source
 from kedge.errors import ConfigError, DataError, PictureError
 from kedge.gallery.table import Table
-from kedge.images import Preprocessing, list_images, read_image
+from kedge.images import Preprocessing, list_images, prefetch, read_image
 from kedge.images.io import make_thumbnail
 from kedge.io import atomic_write
 from kedge.model import Model
@@ -258,24 +257,14 @@ def decode_ahead(
     thumbnails: int,
 ) -> Iterator[Batch]:
     """Batches of decoded images, prefetched while the encoder works on the last one."""
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        in_flight: deque[tuple[int, list[Any]]] = deque()
 
-        def next_batch() -> Batch:
-            first, futures = in_flight.popleft()
-            return collate(first, files, [future.result() for future in futures])
+    def decode_item(file: Any) -> Decoded:
+        return decode_file(file, existing.get(str(file)), preprocessing, thumbnails)
 
-        try:
-            for first in range(0, len(files), size):
-                batch = [(file, existing.get(str(file))) for file in files[first : first + size]]
-                futures = [pool.submit(decode_file, *pair, preprocessing, thumbnails) for pair in batch]
-                in_flight.append((first, futures))
-                if len(in_flight) > _PREFETCH:
-                    yield next_batch()
-            while in_flight:
-                yield next_batch()
-        finally:
-            pool.shutdown(cancel_futures=True)
+    decoded = prefetch(decode_item, files, ahead=_PREFETCH * size)
+    with contextlib.closing(decoded):
+        for first in range(0, len(files), size):
+            yield collate(first, files, list(islice(decoded, size)))
 
 
 # ---------------------------------------------------------------------- adding

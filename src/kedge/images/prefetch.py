@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -16,7 +16,9 @@ R = TypeVar("R")
 WORKERS = min(8, os.cpu_count() or 1)
 
 
-def prefetch(decode: Callable[[T], R], items: Iterable[T], *, ahead: int = 64, workers: int = WORKERS) -> Iterator[R]:
+def prefetch(
+    decode: Callable[[T], R], items: Iterable[T], *, ahead: int = 64, workers: int = WORKERS
+) -> Generator[R, None, None]:
     """Yield `decode(item)` in order; up to `ahead` items are decoded before they are asked for.
 
     An error of `decode` is raised where its item's turn comes. What is pending when the caller stops is cancelled.
