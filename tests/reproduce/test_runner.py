@@ -13,12 +13,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from kedge.cli import app
 from kedge.evaluation import METHODS
 from kedge.reproduce.jobs import Job
 from kedge.reproduce.report import write_report
-from kedge.reproduce.running import launch, run
-from kedge.reproduce.store import Line, Store
+from kedge.reproduce.results import ResultLine, ResultStore
+from kedge.reproduce.runner import launch, run
 from kedge.reproduce.worker import perform
 
 SMALL = ["recipe.batch_size=50", "split.shots=10", "split.holdout=0", "encoder.stem=imagenet", "encoder.dim=8"]
@@ -98,34 +100,31 @@ def jobs(*seeds: int, settings: tuple[str, ...] = ()) -> list[Job]:
 def test_a_run_that_fails_leaves_the_others_alone_and_says_why(tmp_path: Path) -> None:
     said: list[str] = []
     fails = jobs(0, settings=("recipe.optimizer.lr=1e30",))
-    failed = run([*fails, *jobs(1), *jobs(1)], tmp_path, {}, at_once=2, say=said.append)
+    failed = run([*fails, *jobs(1), *jobs(1)], tmp_path, {}, max_workers=2, report=said.append)
     assert [job.key for job in failed] == [fails[0].key]
-    assert [line.seed for line in Store(tmp_path / "results.jsonl").lines()] == [1]
+    assert [line.seed for line in ResultStore(tmp_path / "results.jsonl").lines()] == [1]
     assert len(said) == 2
     (reason,) = [text for text in said if "failed" in text]
     assert "NaN or infinite" in reason
 
 
 @pytest.mark.timeout(600)
-def test_a_worker_that_is_killed_is_replaced_and_a_used_one_works_like_a_new_one(tmp_path: Path) -> None:
+def test_a_worker_that_is_killed_fails_its_run_alone(tmp_path: Path) -> None:
     said: list[str] = []
 
     def kill() -> None:
-        while not list(tmp_path.glob("both/runs/*seed0*/config.yaml")):
+        while not list(tmp_path.glob("runs/*seed0*/config.yaml")):
             time.sleep(0.01)
-        (worker,) = alive(tmp_path / "both")
+        (worker,) = alive(tmp_path)
         os.kill(worker, signal.SIGKILL)
 
     killer = threading.Thread(target=kill)
     killer.start()
-    failed = run(jobs(0, 1, 2), tmp_path / "both", {}, say=said.append)
+    failed = run(jobs(0, 1), tmp_path, {}, report=said.append)
     killer.join()
     assert [job.seed for job in failed] == [0]
     assert "failed" in said[0]
-    assert run(jobs(2), tmp_path / "alone", {}, say=said.append) == []
-    both, (alone,) = (Store(tmp_path / name / "results.jsonl").lines() for name in ("both", "alone"))
-    assert [line.seed for line in both] == [1, 2]
-    assert both[1].values == alone.values
+    assert [line.seed for line in ResultStore(tmp_path / "results.jsonl").lines()] == [1]
     assert not alive(tmp_path)
 
 
@@ -133,7 +132,7 @@ def test_a_worker_that_is_killed_is_replaced_and_a_used_one_works_like_a_new_one
 def test_through_a_hydra_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert launch(jobs(0), Path("out"), {}, "basic") == []
-    (line,) = Store(tmp_path / "out/results.jsonl").lines()
+    (line,) = ResultStore(tmp_path / "out/results.jsonl").lines()
     assert line.values["accuracy"] > 0
     assert launch(jobs(0), Path("out"), {}, "basic") == []
     assert len((tmp_path / "out/results.jsonl").read_text().splitlines()) == 1
@@ -146,15 +145,20 @@ def test_through_a_hydra_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_the_page_counts_what_is_above_within_and_below(tmp_path: Path) -> None:
     ways = {way: {"mAP": 0.99, "P@20": 0.954, "P@100": 0.1} for way in METHODS}
     lines = [
-        Line.of(
+        ResultLine.of(
             Job("svhn", "resnet18", loss, "kedge", 0),
             "scores",
             values=ways | {"accuracy": 0.9, "knn1": 0.9},
-            **{"command": "", "config_hash": "", "dataset_hash": "", "seconds": 1.0},
+            **{"command": "", "config_hash": "", "dataset_hash": "abc", "seconds": 1.0},
         )
         for loss in ("cross_entropy", "cam")
     ]
+    (tmp_path / "datasets.json").write_text(
+        '{"abc": {"name": "re-cropped", "description": "its digits were cut again"}}'
+    )
     page = write_report(lines, tmp_path, {}).read_text()
+    assert "- SVHN, re-cropped: its digits were cut again.\n" in page
+    assert "- SVHN, re-cropped.\n" in page
     (overview,) = re.findall(r"## At a glance\n\n(.*?)\n\n", page, re.S)
     rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in overview.splitlines()[2:]]
     table1 = {row[2]: list(map(int, row[3:])) for row in rows if "Table 1" in row[0]}
@@ -200,17 +204,16 @@ def test_mistakes_are_one_sentence_before_anything_starts(
 
 
 def test_a_plan_starts_nothing(tmp_path: Path) -> None:
-    wide = os.environ | {"COLUMNS": "200"}
     words = command(tmp_path / "out", "ablation", "recipe.epochs=3", *SMALL, "--seeds", "0", "--plan")
-    done = subprocess.run(words, capture_output=True, text=True, env=wide)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("one step") == 8
+    done = CliRunner().invoke(app, words[3:], env={"COLUMNS": "200"}, catch_exceptions=False)
+    assert done.exit_code == 0
+    assert done.stdout.count("to do") == 9
     assert "8 runs to do, about" in done.stdout
     assert not (tmp_path / "out").exists()
 
 
 def test_the_list() -> None:
-    done = subprocess.run([sys.executable, "-m", "kedge", "reproduce", "list"], capture_output=True, text=True)
+    done = CliRunner().invoke(app, ["reproduce", "list"])
     names = [line.split()[0] for line in done.stdout.splitlines()]
     assert names == [
         *("table1", "table2", "ablation", "classification", "dimensions", "convergence", "fewshot", "embeddings2d"),
