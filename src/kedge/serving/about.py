@@ -61,7 +61,7 @@ def _info(service: Service) -> schemas.Info:
         )
     changed = versions[-1].time.astimezone(UTC).isoformat(timespec="seconds") if versions else None
     return schemas.Info(
-        name=gallery.place.name,
+        name=gallery.location.name,
         version=kedge.__version__,
         items=len(catalogue),
         classes=len(catalogue.names),

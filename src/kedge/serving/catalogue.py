@@ -8,7 +8,8 @@ from pathlib import PurePath
 
 import numpy as np
 
-from kedge.gallery.search import Columns, Snapshot
+from kedge.gallery.items import Items
+from kedge.gallery.search import Columns
 
 __all__ = ["UPLOADS", "Catalogue", "Listed", "shown_name"]
 
@@ -25,34 +26,13 @@ class Listed:
     label: str | None
 
 
-class Catalogue:
+class Catalogue(Items):
     """The items of a snapshot in order of their ids."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
-        self.snapshot = snapshot
-        rows = [np.arange(len(p.lists)) if p.alive is None else np.flatnonzero(p.alive) for p in snapshot.parts]
-        ids = np.concatenate([part.lists.ids[some] for part, some in zip(snapshot.parts, rows, strict=True)])
-        order = np.argsort(ids, kind="stable")
-        self.ids: np.ndarray = ids[order]
-        self._part = np.repeat(np.arange(len(rows)), [len(some) for some in rows])[order]
-        self._row = np.concatenate(rows)[order]
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    @cached_property
+    @property
     def names(self) -> list[str]:
         """All labels, sorted."""
-        held = np.unique(self._labels_raw[self._labels_raw >= 0]).tolist()
-        return sorted({self._all_names[row] for row in held})
-
-    @cached_property
-    def labels(self) -> np.ndarray:
-        """Each item's row of `names`; -1 for none."""
-        places = {name: row for row, name in enumerate(self.names)}
-        table = np.array([*(places.get(name, -1) for name in self._all_names), -1], dtype=np.int64)
-        found: np.ndarray = table[self._labels_raw]
-        return found
+        return self.label_names
 
     @cached_property
     def counts(self) -> np.ndarray:
@@ -62,39 +42,21 @@ class Catalogue:
     @cached_property
     def held(self) -> np.ndarray:
         """How many items each anchor's list holds."""
-        return self.snapshot.held([part.alive for part in self.snapshot.parts])
+        return self.snapshot.list_sizes()
 
-    @cached_property
+    @property
     def homes(self) -> np.ndarray:
         """The anchor of each item's list."""
-        places = [
-            np.repeat(np.arange(len(part.lists.offsets) - 1), np.diff(part.lists.offsets))
-            for part in self.snapshot.parts
-        ]
-        return self._picked(places)
+        return self.lists
 
     def listed(self, places: np.ndarray) -> list[Listed]:
         """Some items."""
-        found: list[Listed] = []
-        for place in places.tolist():
-            lists = self.snapshot.parts[self._part[place]].lists
-            (id,), (path,), (label,) = lists.describe(self._row[place : place + 1])
-            found.append(Listed(id, path, label))
-        return found
-
-    def vectors(self, places: np.ndarray) -> np.ndarray:
-        """The embeddings of some items."""
-        found = np.empty((len(places), self.snapshot.anchors.vectors.shape[1]), np.float32)
-        for number, part in enumerate(self.snapshot.parts):
-            own = np.flatnonzero(self._part[places] == number)
-            found[own] = part.lists.vectors[self._row[places[own]]]
-        return found
+        return [Listed(int(self.ids[place]), *self.describe(place)) for place in places.tolist()]
 
     def typical(self, anchor: int, k: int) -> Columns:
         """The items of an anchor's list that are nearest to it."""
-        masks = [part.alive for part in self.snapshot.parts]
         vector = self.snapshot.anchors.vectors[anchor : anchor + 1]
-        [found] = self.snapshot.search(vector, k, [np.array([anchor])], masks)
+        [found] = self.snapshot.scan(vector, k, [np.array([anchor])])
         return found
 
     def spread(self, most: int) -> np.ndarray:
@@ -108,27 +70,6 @@ class Catalogue:
         starts = np.flatnonzero(np.concatenate([[True], own[1:] != own[:-1]]))
         turn = np.arange(len(self)) - np.repeat(starts, np.diff([*starts, len(self)]))
         return np.sort(by_label[np.argsort(turn, kind="stable")[:most]])
-
-    @cached_property
-    def _all_names(self) -> list[str]:
-        return [name for part in self.snapshot.parts for name in part.lists.label_names]
-
-    @cached_property
-    def _labels_raw(self) -> np.ndarray:
-        """Rows of `_all_names`; -1 for none."""
-        offset, found = 0, []
-        for part in self.snapshot.parts:
-            labels = part.lists.labels.astype(np.int64)
-            found.append(np.where(labels >= 0, labels + offset, -1))
-            offset += len(part.lists.label_names)
-        return self._picked(found)
-
-    def _picked(self, by_part: list[np.ndarray]) -> np.ndarray:
-        """Values of all rows of all parts, for the items in their order."""
-        starts = np.cumsum([0, *(len(values) for values in by_part)])[:-1]
-        together = np.concatenate([*by_part, np.empty(0, np.int64)])
-        found: np.ndarray = together[starts[self._part] + self._row]
-        return found
 
 
 def shown_name(path: str | None) -> str | None:

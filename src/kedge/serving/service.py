@@ -21,7 +21,6 @@ from torch import Tensor
 
 from kedge.errors import ConfigError, PictureError
 from kedge.gallery import Gallery, Result
-from kedge.gallery.calibration import load_calibration
 from kedge.gallery.gallery import Method
 from kedge.io import atomic_write
 from kedge.serving.batching import Gate, SharedEncoder
@@ -150,9 +149,8 @@ class Service:
         """What one version holds that is like a vector."""
         quoted = ", ".join("'" + label.replace("'", "''") + "'" for label in labels)
         where = f"label IN ({quoted})" if labels else None
-        self.gallery.calibration = load_calibration(self.gallery.path)  # somebody else may have written it
         [found] = self.gallery.search_embeddings(
-            vector[None], k, method, probes, where=where, without=without, snapshot=catalogue.snapshot
+            vector[None], k, method, probes, where=where, exclude_id=without, snapshot=catalogue.snapshot
         )
         self.metrics.searched.labels(method).observe(found.seconds)
         return found
