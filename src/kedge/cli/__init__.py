@@ -33,9 +33,23 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-_LIFE = (train, evaluate, index, search, remove, info, optimize, audit, serve, export, import_)
-for verb in (*_LIFE, reproduce, demo, sample):
-    verb.register(app)
+app.command("train", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(train.train)
+for verb in (
+    evaluate.evaluate,
+    index.index,
+    search.search,
+    remove.remove,
+    info.info,
+    optimize.optimize,
+    audit.audit,
+    serve.serve,
+    export.export,
+    import_.import_,
+    reproduce.reproduce,
+    demo.demo,
+    sample.sample,
+):
+    app.command(verb.__name__.rstrip("_"))(verb)
 
 
 @app.callback(invoke_without_command=True)

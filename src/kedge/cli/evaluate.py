@@ -7,13 +7,6 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["register"]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("evaluate")(evaluate)
-
 
 def evaluate(
     run: Annotated[Path, typer.Argument(help="A run's folder, as kedge train left it.")],
@@ -35,9 +28,9 @@ def evaluate(
     torchrun --nproc-per-node 2 -m kedge evaluate RUN       the same in several processes
     """
     import torch
-    from rich.console import Console
 
     from kedge.config.compose import dataset_of, held_out_of
+    from kedge.console import stdout
     from kedge.distributed import init_process_group, is_rank_zero, raise_on_rank_zero, rank_zero_first
     from kedge.errors import ConfigError
     from kedge.evaluation import evaluate as measure
@@ -54,5 +47,5 @@ def evaluate(
     path = out or run / ("held_out.json" if held_out else "metrics.json")
     if is_rank_zero():
         report.save(path)
-        Console().print(report)
+        stdout().print(report)
         typer.echo(f"Written to {path}.")

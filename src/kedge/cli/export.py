@@ -11,16 +11,9 @@ if TYPE_CHECKING:
     from kedge.gallery import Gallery
     from kedge.model import Model
 
-__all__ = ["register"]
-
 _MODELS = (".onnx", ".pt2")
 _VECTORS = (".parquet", ".npz", ".faiss")
 _HUB = "hf://"
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("export")(export)
 
 
 def export(

@@ -7,16 +7,11 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["register"]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("info")(info)
+from kedge.cli.options import GalleryArgument
 
 
 def info(
-    gallery: Annotated[str, typer.Argument(help="The gallery's folder or address (s3://…).")],
+    gallery: GalleryArgument,
     check: Annotated[
         bool, typer.Option("--check", help="Compare all files with their checksums; damaged lists are rebuilt.")
     ] = False,

@@ -6,16 +6,11 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["register"]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("optimize")(optimize)
+from kedge.cli.options import GalleryArgument
 
 
 def optimize(
-    gallery: Annotated[str, typer.Argument(help="The gallery's folder or address (s3://…).")],
+    gallery: GalleryArgument,
     forget: Annotated[
         float | None, typer.Option(min=0, help="Remove states older than so many days, which cannot be restored then.")
     ] = None,

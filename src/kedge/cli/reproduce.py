@@ -13,14 +13,7 @@ if TYPE_CHECKING:
     from kedge.reproduce.experiment import Experiment, Selection
     from kedge.reproduce.jobs import Job
 
-__all__ = ["register"]
-
 Names = Annotated[str | None, typer.Option(metavar="NAME,…")]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("reproduce")(reproduce)
 
 
 def reproduce(

@@ -7,15 +7,8 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["register"]
-
-_STRANGER = "Bag"
-"""The class that photos/ leaves out, so that there is something to be unknown."""
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("sample")(sample)
+_UNKNOWN_CLASS = "Bag"
+"""The class that photos/ leaves out, so that there are images of an unknown class."""
 
 
 def sample(
@@ -35,13 +28,13 @@ def sample(
         if (folder / name).exists():
             raise DataError(f"{folder / name} is there already: choose another folder.")
     dataset = load()
-    strange = dataset.classes.index(_STRANGER)
+    unknown = dataset.classes.index(_UNKNOWN_CLASS)
     train, test = dataset.train, dataset.test
-    wanted = {
-        "photos": (train.subset((train.labels != strange).nonzero()[0]), pictures),
-        "queries": (test.subset((test.labels != strange).nonzero()[0]), queries),
-        "strangers": (test.subset((test.labels == strange).nonzero()[0]), queries),
+    splits = {
+        "photos": (train.subset((train.labels != unknown).nonzero()[0]), pictures),
+        "queries": (test.subset((test.labels != unknown).nonzero()[0]), queries),
+        "strangers": (test.subset((test.labels == unknown).nonzero()[0]), queries),
     }
-    for name, (split, most) in wanted.items():
+    for name, (split, most) in splits.items():
         files, _ = write_pictures(folder / name, split, dataset.classes, most)
         typer.echo(f"{folder / name}: {len(files)} pictures")

@@ -11,14 +11,7 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["register"]
-
 _SWEEP = {"-m", "--multirun"}
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("train", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(train)
 
 
 def train(
