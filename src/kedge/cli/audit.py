@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 def audit(
     gallery: GalleryArgument,
     against: Annotated[
-        Path | None, typer.Option(help="Test pictures, as a folder or a gallery: say which stand in this gallery too.")
+        Path | None, typer.Option(help="Test images, as a folder or a gallery: say which are in this gallery too.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON; all findings, unless -n is given.")] = False,
-    html: Annotated[Path | None, typer.Option(help="Write a page with the pictures to this file.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page with the images to this file.")] = None,
     rows: Annotated[int | None, typer.Option("-n", min=1, help="How many findings; 20, on the page 200.")] = None,
 ) -> None:
-    """Find wrong labels, duplicates, outliers, and test pictures that stand in the gallery too."""
+    """Find wrong labels, duplicates, outliers, and test images that are in the gallery too."""
     from kedge.audit import audit as examine
     from kedge.audit import audit_page
     from kedge.gallery import Gallery
@@ -41,12 +41,12 @@ def audit(
     else:
         line_console().print(report.table(rows or 20))
     if html is not None:
-        typer.echo(f"The page with the pictures: {html}", err=True)
+        typer.echo(f"The page with the images: {html}", err=True)
 
 
 @contextmanager
 def _other(gallery: Gallery, path: Path | None) -> Iterator[Gallery | None]:
-    """The gallery at `path`; for a folder of pictures, one that is gone afterwards."""
+    """The gallery at `path`; for a folder of images, one that is gone afterwards."""
     import tempfile
 
     from kedge.gallery import Gallery

@@ -1,4 +1,4 @@
-"""`kedge demo`: train, compare and build a gallery on the bundled sample."""
+"""`kedge demo` and `kedge sample`: training, comparison and a gallery of the bundled sample; its images as files."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ _LOSSES = {"cam": "class anchors", "cross_entropy": "cross-entropy"}
 _QUERIES = 8
 _PER_CLASS = 200
 """Images of each class in the gallery; a tenth as many are queries."""
+_UNKNOWN_CLASS = "Bag"
+"""The class that photos/ leaves out, so that there are images of an unknown class."""
 
 
 def demo(
@@ -48,7 +50,7 @@ def demo(
     typer.echo(f"The models: {' and '.join(str(folder / loss / 'model') for loss in _LOSSES)}")
     anchored = models[_LOSSES["cam"]]
     _build_gallery(folder, anchored, dataset)
-    typer.echo(f"A gallery, and pictures to ask with: {folder / 'gallery'} and {folder / 'queries'}")
+    typer.echo(f"A gallery, and query images: {folder / 'gallery'} and {folder / 'queries'}")
     typer.echo(f"Open it as a page: {_command()} serve {folder / 'gallery'}")
 
 
@@ -67,3 +69,32 @@ def _build_gallery(folder: Path, model: Model, dataset: Dataset) -> None:
     queries, _ = write_pictures(folder / "queries", dataset.test, dataset.classes, _PER_CLASS // 10)
     gallery.calibrate(queries)
     gallery.optimize()
+
+
+def sample(
+    folder: Annotated[Path, typer.Argument(help="Where photos/, queries/ and strangers/ go.")] = Path(),
+    pictures: Annotated[int, typer.Option(min=3, max=700, help="Images of each class in photos/.")] = 60,
+    queries: Annotated[int, typer.Option(min=1, max=100, help="Images of each class in queries/.")] = 20,
+) -> None:
+    """Write bundled images of clothes as class folders, for whoever has no images at hand.
+
+    photos/ has nine classes, queries/ other images of the same nine, strangers/ images of a tenth.
+    """
+    from kedge.datasets import sample as load
+    from kedge.datasets.files import write_pictures
+    from kedge.errors import DataError
+
+    for name in ("photos", "queries", "strangers"):
+        if (folder / name).exists():
+            raise DataError(f"{folder / name} is there already: choose another folder.")
+    dataset = load()
+    unknown = dataset.classes.index(_UNKNOWN_CLASS)
+    train, test = dataset.train, dataset.test
+    splits = {
+        "photos": (train.subset((train.labels != unknown).nonzero()[0]), pictures),
+        "queries": (test.subset((test.labels != unknown).nonzero()[0]), queries),
+        "strangers": (test.subset((test.labels == unknown).nonzero()[0]), queries),
+    }
+    for name, (split, most) in splits.items():
+        files, _ = write_pictures(folder / name, split, dataset.classes, most)
+        typer.echo(f"{folder / name}: {len(files)} images")

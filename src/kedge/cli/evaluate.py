@@ -16,14 +16,14 @@ def evaluate(
     out: Annotated[Path | None, typer.Option(help="Where metrics.json goes; by default into the run.")] = None,
     held_out: Annotated[
         bool,
-        typer.Option("--held-out", help="Ask with the held-out pictures, and leave the test pictures alone."),
+        typer.Option("--held-out", help="Use the held-out images as queries instead of the test images."),
     ] = False,
     trust: Annotated[
         bool,
         typer.Option("--trust", help="Run whatever loads the data of the run, Kedge's own or not."),
     ] = False,
 ) -> None:
-    """Search the training pictures with the test pictures, and write metrics.json.
+    """Search the training images with the test images, and write metrics.json.
 
     torchrun --nproc-per-node 2 -m kedge evaluate RUN       the same in several processes
     """
@@ -38,7 +38,7 @@ def evaluate(
 
     with raise_on_rank_zero():
         if held_out and overrides:
-            raise ConfigError("The held-out pictures are those of the run's own dataset: leave out the overrides.")
+            raise ConfigError("The held-out images are those of the run's own dataset: leave out the overrides.")
         init_process_group("cuda" if torch.cuda.is_available() else "cpu")
         model = Model.load(run)
         with rank_zero_first():

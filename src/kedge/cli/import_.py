@@ -20,7 +20,7 @@ def import_(
     ],
     gallery: Annotated[Path, typer.Option(help="The gallery's folder, which must not be there yet.")],
     model: Annotated[
-        Path | None, typer.Option(help="The run or model that made the vectors, to search pictures.")
+        Path | None, typer.Option(help="The run or model that made the vectors, to search images.")
     ] = None,
     vectors: Annotated[str | None, typer.Option(help="The column or array of vectors.")] = None,
     labels: Annotated[str | None, typer.Option(help="The column or array of labels.")] = None,

@@ -1,4 +1,4 @@
-"""`kedge index`: pictures become a gallery, or join one."""
+"""`kedge index`: images become a gallery, or join one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def index(
     source: Annotated[
         str,
         typer.Argument(
-            help="A folder of pictures; its first-level folders are labels. With --runner ray also a .txt file with "
+            help="A folder of images; its first-level folders are labels. With --runner ray also a .txt file with "
             "their paths, Parquet files or WebDataset shards (.tar)."
         ),
     ],
@@ -35,7 +35,7 @@ def index(
     address: AddressOption = None,
     workers: Annotated[int | None, typer.Option(help="With ray: how many models embed at a time.")] = None,
 ) -> None:
-    """Add pictures to a gallery; run it again to continue, or to add what is new."""
+    """Add images to a gallery; run it again to continue, or to add what is new."""
     from kedge.gallery.ingest import UNREADABLE, existing_folder
 
     check_runner(runner, address=address, workers=workers)
@@ -108,7 +108,7 @@ def _open_or_create(path: str, source: Path | None, options: dict[str, Any]) -> 
         return Gallery.create(path, Model.load(source), **chosen)
     gallery = Gallery.open(path)
     if gallery.model is None:
-        raise ConfigError(f"{path} was made without a model, so pictures cannot be indexed: make a new gallery.")
+        raise ConfigError(f"{path} was made without a model, so images cannot be indexed: make a new gallery.")
     for name, value in chosen.items():
         if value != (made := getattr(gallery, name)):
             raise ConfigError(f"{path} was made with --{name} {made}, found {value}: leave it out.")
@@ -130,7 +130,7 @@ def _progress() -> Progress:
     class Speed(ProgressColumn):
         def render(self, task: Task) -> Text:
             speed = task.finished_speed or task.speed
-            return Text("" if speed is None else f"{speed:,.0f} pictures/s", style="progress.data.speed")
+            return Text("" if speed is None else f"{speed:,.0f} images/s", style="progress.data.speed")
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Speed(), TimeLeft(compact=True))
     return Progress(*columns, console=stderr())

@@ -29,7 +29,7 @@ def reproduce(
     at: Annotated[str | None, typer.Option(metavar="NUMBER,…", help="Only these dimensions or shots.")] = None,
     data: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=FILE", help="A dataset's pictures as .npz, in place of a download."),
+        typer.Option(metavar="NAME=FILE", help="A dataset's images as .npz, in place of a download."),
     ] = None,
     configs: Annotated[
         Path | None, typer.Option(help="A folder with configurations of yours, such as loss/mine.yaml.")

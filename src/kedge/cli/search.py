@@ -1,4 +1,4 @@
-"""`kedge search`: the items of a gallery that are most like a picture."""
+"""`kedge search`: the items of a gallery that are most like an image."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ _ALL = 2**31
 
 def search(
     gallery: GalleryArgument,
-    query: Annotated[str, typer.Argument(help="A picture, or the id of an item.")],
+    query: Annotated[str, typer.Argument(help="An image, or the id of an item.")],
     k: Annotated[int, typer.Option("-k", help="How many hits.")] = 20,
     probes: Annotated[int, typer.Option(help="How many lists are searched: those of the nearest anchors.")] = 1,
     method: Annotated[str, typer.Option(help="two_stage, or brute_force over all items.")] = "two_stage",
     where: Annotated[str | None, typer.Option(help="Only items that match, such as \"label = 'cat'\".")] = None,
     at_least: Annotated[int, typer.Option(help="Search more lists until they hold so many items.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    html: Annotated[Path | None, typer.Option(help="Write a page with the pictures to this file.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page with the images to this file.")] = None,
     url: Annotated[bool, typer.Option("--url", help="The query may be an http(s) address, which is fetched.")] = False,
     runner: Annotated[
         str, typer.Option(help="local, or ray: over several processes, for a gallery no machine holds.")
     ] = "local",
     address: AddressOption = None,
 ) -> None:
-    """Find the items that are most like a picture."""
+    """Find the items that are most like an image."""
     from kedge.errors import ConfigError
     from kedge.gallery import Gallery
 
@@ -64,7 +64,7 @@ def search(
     else:
         _print(result)
     if html is not None:
-        typer.echo(f"The page with the pictures: {html}", err=True)
+        typer.echo(f"The page with the images: {html}", err=True)
 
 
 def _parse_query(text: str) -> Path | str | int:

@@ -1,4 +1,4 @@
-"""`kedge train`: a folder of pictures, or a dataset by name, becomes a model."""
+"""`kedge train`: a folder of images, or a dataset by name, becomes a model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def train(
 ) -> None:
     """Train an encoder around class anchors.
 
-    kedge train photos/                                 pictures in class folders
+    kedge train photos/                                 images in class folders
 
     kedge train dataset=cifar100 loss=cam recipe=kedge  a dataset by name
 

@@ -105,7 +105,8 @@ def _contents(faiss: Any, index: Any) -> tuple[np.ndarray, Reconstruct, np.ndarr
         return np.arange(index.ntotal), lambda rows: index.reconstruct_batch(rows, empty(len(rows))), None
     inverted = index.invlists
     sizes = np.array([inverted.list_size(number) for number in range(index.nlist)], np.int64)
-    ids = [faiss.rev_swig_ptr(inverted.get_ids(number), int(sizes[number])).copy() for number in np.flatnonzero(sizes)]
+    filled = np.flatnonzero(sizes).tolist()
+    ids = [faiss.rev_swig_ptr(inverted.get_ids(number), int(sizes[number])).copy() for number in filled]
     lists = np.repeat(np.arange(index.nlist), sizes)
     offsets = np.arange(len(lists)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
 
