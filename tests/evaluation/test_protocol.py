@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -176,8 +177,8 @@ def test_top_hits_are_the_nearest_training_rows(model: Model, dataset: Dataset) 
 
 def test_pixels_are_hashed_once(model: Model, dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     hashed: list[object] = []
-    sha256 = hashlib.sha256
-    monkeypatch.setattr("kedge.datasets.base.hashlib.sha256", lambda: hashed.append(None) or sha256())
+    counted = SimpleNamespace(sha256=lambda: hashed.append(None) or hashlib.sha256())
+    monkeypatch.setattr("kedge.datasets.base.hashlib", counted)
     fingerprint = dataset.fingerprint()
     assert evaluate(model, dataset).meta["dataset_fingerprint"] == fingerprint
     assert len(hashed) == 1

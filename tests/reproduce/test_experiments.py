@@ -1,4 +1,4 @@
-"""Every experiment end to end on the bundled sample, at small scale: trained, measured, tabled, drawn."""
+"""Every experiment end to end on tiny images: trained, measured, tabled, drawn."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SMALL = (
     *("recipe.epochs=2", "recipe.batch_size=50", "split.shots=10", "split.holdout=0"),
     *("encoder.stem=imagenet", "encoder.dim=8"),
 )
-SELECTION = Selection(datasets=("sample",), encoders=("resnet10",), seeds=(0,), settings=SMALL)
+SELECTION = Selection(datasets=("stripes",), encoders=("resnet10",), seeds=(0,), settings=SMALL)
 PARTS = {
     "table1": SELECTION,
     "table2": SELECTION,
@@ -49,12 +49,12 @@ def test_all_of_them_are_tried() -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", PARTS)
-def test_end_to_end(name: str, out: Path) -> None:
-    experiment, selection = EXPERIMENTS[name], PARTS[name]
+def test_end_to_end(name: str, out: Path, stripes: Path) -> None:
+    experiment, selection = EXPERIMENTS[name], replace(PARTS[name], data_files={"stripes": stripes})
     jobs = experiment.jobs(selection)
     store = ResultStore(out / "results.jsonl")
     for job in store.missing(jobs):
-        perform(job, out, {})
+        perform(job, out, {"stripes": stripes})
     assert not store.missing(jobs)
     results = Results(store.lines())
     tables, paths = experiment.write(results, selection, out)
@@ -69,13 +69,14 @@ def test_end_to_end(name: str, out: Path) -> None:
         with Image.open(path) as image:
             assert min(image.size) > 200
     line = store.lines()[-1]
-    assert line.command.startswith("kedge train dataset=sample")
+    assert line.command.startswith("kedge train dataset=arrays dataset.path=stripes.npz encoder=resnet10")
     assert all([line.config_hash, line.dataset_hash, line.machine["torch"], line.seconds > 0])
 
 
-def test_hits_are_not_drawn_from_another_copy_of_the_dataset(out: Path) -> None:
+def test_hits_are_not_drawn_from_another_copy_of_the_dataset(out: Path, stripes: Path) -> None:
     lines = [line for line in ResultStore(out / "results.jsonl").lines() if line.measure == "hits"]
-    experiment, selection = EXPERIMENTS["qualitative"], PARTS["qualitative"]
+    experiment = EXPERIMENTS["qualitative"]
+    selection = replace(PARTS["qualitative"], data_files={"stripes": stripes})
     assert experiment.figures(Results(lines), selection)
     assert not experiment.figures(Results(replace(line, dataset_hash="another") for line in lines), selection)
 
@@ -123,20 +124,22 @@ def test_the_paper_in_full() -> None:
 
 
 @pytest.mark.parametrize("recipe", ["paper", "kedge"])
-def test_another_loss_is_one_file(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_loss_is_one_file(recipe: str, stripes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tmp_path / "my configs" / "loss" / "lifted.yaml"
     config.parent.mkdir(parents=True)
     config.write_text("_target_: kedge.losses.MetricLearningLoss\nloss: LiftedStructureLoss\n")
     monkeypatch.setenv(CONFIGS, str(tmp_path / "my configs"))
     selection = replace(SELECTION, losses=("lifted",), recipes=(recipe,))
     (job,) = EXPERIMENTS["league"].jobs(selection)
-    perform(job, tmp_path, {})
+    perform(job, tmp_path, {"stripes": stripes})
     table, places = EXPERIMENTS["league"].tables(Results(ResultStore(tmp_path / "results.jsonl").lines()), selection)
     assert [labels[-1] for labels in table.rows] == ["lifted"]
     assert all(
         cell is not None and cell.values for one in (table, places) for cells in one.rows.values() for cell in cells
     )
-    assert str(tmp_path) not in (tmp_path / "results.jsonl").read_text()
+    text = (tmp_path / "results.jsonl").read_text()
+    assert str(tmp_path) not in text
+    assert str(stripes.parent) not in text
 
 
 def test_an_unknown_experiment_is_one_sentence() -> None:

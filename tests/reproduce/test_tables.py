@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from rich.console import Console
@@ -147,6 +147,7 @@ def test_ranks_share_places_and_leave_out_what_was_not_run() -> None:
     ]
 
 
+@settings(deadline=None)
 @given(st.lists(st.one_of(st.none(), st.integers(0, 5)), min_size=1, max_size=8))
 def test_a_place_counts_who_is_better(values: list[int | None]) -> None:
     expected = [
@@ -302,6 +303,7 @@ emphasis = st.text("_*`a1. ", min_size=1, max_size=8)
 labels_of_any_kind = (words | signs | emphasis).map(lambda text: " ".join(text.split())).filter(bool)
 
 
+@settings(deadline=None)
 @given(st.lists(labels_of_any_kind, min_size=1, max_size=3, unique=True))
 @example(["__a__", "_a_", "a_b_c"])
 def test_any_label_is_shown_as_it_is(labels: list[str]) -> None:

@@ -114,7 +114,7 @@ def coalesce(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     pending: list[pa.RecordBatch] = []
     for batch in batches:
         pending.append(batch)
-        if sum(one.nbytes for one in pending) >= _BATCH_BYTES:
+        if sum(part.nbytes for part in pending) >= _BATCH_BYTES:
             yield from pa.Table.from_batches(pending).combine_chunks().to_batches()
             pending = []
     if pending:

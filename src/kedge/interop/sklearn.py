@@ -131,7 +131,8 @@ class KedgeClassifier(ClassifierMixin, _Embedding):  # type: ignore[misc]
 
     def predict(self, X: Any) -> np.ndarray:
         """The class of the nearest anchor."""
-        return np.asarray(self.classes_[self._scores(X).argmax(axis=1)])
+        nearest = self._scores(X).argmax(axis=1)
+        return np.asarray(self.classes_[nearest])
 
     def decision_function(self, X: Any) -> np.ndarray:
         """−½‖e − c‖² for each class; of two classes, what the second has more of."""

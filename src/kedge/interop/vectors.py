@@ -92,9 +92,9 @@ def import_gallery(
     rows, manifest, centroids = _read(file, vectors)
     columns = {"vectors": vectors, "labels": labels, "paths": paths}
     if manifest is not None:
-        given = {**columns, "anchors": anchors, "classes": classes, "lists": lists}
-        for name in (name for name, value in given.items() if value is not None):
-            raise ConfigError(f"{file} says for itself how its gallery was made: leave {name} out.")
+        for name, value in {**columns, "anchors": anchors, "classes": classes, "lists": lists}.items():
+            if value is not None:
+                raise ConfigError(f"{file} says for itself how its gallery was made: leave {name} out.")
         with new_folder(folder) as part:
             restore_gallery(part, file, rows, manifest, model)
         return Gallery.open(folder, model)

@@ -349,7 +349,7 @@ class LossBenchmark(Experiment):
         getters = {title: metric(path) for title, path in paths.items()} | {"accuracy": metric(("accuracy",))}
         for recipe, dataset, encoder, by_loss in self.by_encoder(results, selection, "scores"):
             losses = {
-                loss: [[value for one in seeds if (value := getter(one)) is not None] for getter in getters.values()]
+                loss: [[value for seed in seeds if (value := getter(seed)) is not None] for getter in getters.values()]
                 for loss, seeds in by_loss.items()
             }
             figures[f"{self.name}-{dataset}-{encoder}-{recipe}"] = plot_loss_benchmark(

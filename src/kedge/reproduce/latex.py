@@ -71,9 +71,13 @@ def typeset(
 
     letters = sum(max([width, *map(len, head)]) for width, head in zip(cells, wrapped, strict=True))
     # The largest font in which the columns fit beside one another, if need be in landscape.
-    choices = [(landscape, font) for landscape in (False, True) for font in FONTS]
-    fits = [one for one in choices if letters * one[1][1] + 2 * one[1][3] * len(heads) <= PAGE[one[0]]]
-    landscape, (font, _, line_height, gap) = (fits or choices[-1:])[0]
+    choices = [(landscape, *font) for landscape in (False, True) for font in FONTS]
+    fits = [
+        (landscape, name, letter, line, gap)
+        for landscape, name, letter, line, gap in choices
+        if letters * letter + 2 * gap * len(heads) <= PAGE[landscape]
+    ]
+    landscape, font, _, line_height, gap = (fits or choices[-1:])[0]
     gaps = sum(bool(rule) for rule, _ in rows)
     long = line_height * (len(rows) + height + gaps / 2) + 30 * (1 + len(notes)) > PAGE[0 if landscape else 1]
 

@@ -117,8 +117,8 @@ class Results:
 
     def cell(self, jobs: Iterable[Job], get: Getter, paper: PaperValue | None = None, measure: str = "scores") -> Cell:
         """One value of each run, and the paper's."""
-        found = [get(values) for values in self.values(jobs, measure)]
-        return Cell(tuple(value for value in found if value is not None), paper)
+        values = [get(measured) for measured in self.values(jobs, measure)]
+        return Cell(tuple(value for value in values if value is not None), paper)
 
 
 def _with_current_key(line: ResultLine) -> ResultLine:

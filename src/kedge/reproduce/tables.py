@@ -297,7 +297,9 @@ class Table:
         if judged := [cell.paper for _, cell in self._cells() if cell.paper and cell.verdict]:
             meaning = ", ".join(f"{mark} {verdict}" for verdict, mark in MARKS.items())
             text = f"{meaning} the paper's mean ± two of its standard deviations"
-            exact = " (where it prints none: its number as printed)" if any(one.std is None for one in judged) else ""
+            exact = (
+                " (where it prints none: its number as printed)" if any(value.std is None for value in judged) else ""
+            )
             legend.append(f"{text}{exact}.")
         return ([" ".join(legend)] if legend else []) + list(self.notes)
 
@@ -353,7 +355,7 @@ def _fitting(widths: Sequence[int], room: int) -> Iterator[list[int]]:
     """Columns in turns, as many at a time as there is room for."""
     turn: list[int] = []
     for place, width in enumerate(widths):
-        if turn and sum(widths[one] + 2 for one in turn) + width + 2 > room:
+        if turn and sum(widths[column] + 2 for column in turn) + width + 2 > room:
             yield turn
             turn = []
         turn.append(place)
