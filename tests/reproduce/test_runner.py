@@ -29,7 +29,7 @@ def command(out: Path, *words: str) -> list[str]:
     return [sys.executable, "-m", "kedge", "reproduce", *words, *PART, "--out", str(out)]
 
 
-def wait_for(condition: object, process: subprocess.Popen[bytes], seconds: float = 200) -> None:
+def wait_for(condition: object, process: subprocess.Popen[bytes], seconds: float = 400) -> None:
     until = time.monotonic() + seconds
     while not condition():  # type: ignore[operator]
         assert process.poll() is None, "it ended before it could be killed"
@@ -52,7 +52,7 @@ def alive(out: Path) -> list[int]:
 
 @pytest.mark.timeout(600)
 def test_killed_and_started_again_repeats_no_finished_run(tmp_path: Path, stripes: Path) -> None:
-    words = ["table1", "recipe.epochs=20", *SMALL, "--seeds", "0-1", "--data", f"sample={stripes}"]
+    words = ["table1", "recipe.epochs=6", *SMALL, "--seeds", "0-1", "--data", f"sample={stripes}"]
     results = tmp_path / "results.jsonl"
     first = subprocess.Popen(command(tmp_path, *words), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     second_run = tmp_path / "runs"
