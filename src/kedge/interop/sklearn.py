@@ -25,41 +25,47 @@ except ImportError as _error:
 __all__ = ["KedgeClassifier", "KedgeRetriever"]
 
 _LARGEST_SEED = np.iinfo(np.int32).max
+_HEAD_OPTIONS = (
+    *("head", "dim", "hidden", "margin", "min_norm"),
+    *("epochs", "batch_size", "learning_rate", "weight_decay"),
+)
 
 
 class _Embedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """A transformer: vectors through a head that was trained with anchors."""
 
-    head: Head
-    dim: int | None
-    hidden: int
-    margin: float
-    min_norm: float
-    epochs: int
-    batch_size: int
-    learning_rate: float
-    weight_decay: float
-    random_state: Any
+    def __init__(
+        self,
+        head: Head = "hidden",
+        *,
+        dim: int | None = None,
+        hidden: int = 128,
+        margin: float = 2.0,
+        min_norm: float = 1.0,
+        epochs: int = 60,
+        batch_size: int = 128,
+        learning_rate: float = 0.1,
+        weight_decay: float = 5e-4,
+        random_state: Any = None,
+    ) -> None:
+        self.head = head
+        self.dim = dim
+        self.hidden = hidden
+        self.margin = margin
+        self.min_norm = min_norm
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.weight_decay = weight_decay
+        self.random_state = random_state
 
     def _train(self, X: np.ndarray, y: np.ndarray) -> Fitted:
         """Train head and anchors; sets `classes_` and `anchors_`."""
         check_classification_targets(y)
         self.classes_, codes = np.unique(y, return_inverse=True)
-        fitted = fit_head(
-            X,
-            codes,
-            len(self.classes_),
-            head=self.head,
-            dim=self.dim,
-            hidden=self.hidden,
-            margin=self.margin,
-            min_norm=self.min_norm,
-            epochs=self.epochs,
-            batch_size=self.batch_size,
-            learning_rate=self.learning_rate,
-            weight_decay=self.weight_decay,
-            seed=int(check_random_state(self.random_state).randint(_LARGEST_SEED)),
-        )
+        seed = int(check_random_state(self.random_state).randint(_LARGEST_SEED))
+        options = {name: getattr(self, name) for name in _HEAD_OPTIONS}
+        fitted = fit_head(X, codes, len(self.classes_), seed=seed, **options)
         self.anchors_ = fitted.anchors
         return fitted
 
@@ -97,31 +103,6 @@ class KedgeClassifier(ClassifierMixin, _Embedding):  # type: ignore[misc]
     >>> bool(KedgeClassifier(random_state=0).fit(X, y).score(X, y) > 0.8)
     True
     """
-
-    def __init__(
-        self,
-        head: Head = "hidden",
-        *,
-        dim: int | None = None,
-        hidden: int = 128,
-        margin: float = 2.0,
-        min_norm: float = 1.0,
-        epochs: int = 60,
-        batch_size: int = 128,
-        learning_rate: float = 0.1,
-        weight_decay: float = 5e-4,
-        random_state: Any = None,
-    ) -> None:
-        self.head = head
-        self.dim = dim
-        self.hidden = hidden
-        self.margin = margin
-        self.min_norm = min_norm
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.weight_decay = weight_decay
-        self.random_state = random_state
 
     def fit(self, X: Any, y: Any) -> KedgeClassifier:
         """Train head and anchors."""
@@ -187,19 +168,21 @@ class KedgeRetriever(_Embedding):
         weight_decay: float = 5e-4,
         random_state: Any = None,
     ) -> None:
+        super().__init__(
+            head,
+            dim=dim,
+            hidden=hidden,
+            margin=margin,
+            min_norm=min_norm,
+            epochs=epochs,
+            batch_size=batch_size,
+            learning_rate=learning_rate,
+            weight_decay=weight_decay,
+            random_state=random_state,
+        )
         self.n_neighbors = n_neighbors
         self.probes = probes
         self.anchors = anchors
-        self.head = head
-        self.dim = dim
-        self.hidden = hidden
-        self.margin = margin
-        self.min_norm = min_norm
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.weight_decay = weight_decay
-        self.random_state = random_state
 
     def fit(self, X: Any, y: Any = None) -> KedgeRetriever:
         """Take the vectors that will be found, and with labels learn from them."""
