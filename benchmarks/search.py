@@ -329,8 +329,7 @@ def embed(data: Data, run: Path | None, epochs: int | None, folder: Path) -> dic
     """Save the embeddings; returns what the protocol finds, without any index."""
     import kedge
     from kedge.config.compose import dataset_of
-    from kedge.evaluation import evaluate_embeddings
-    from kedge.evaluation.routing import route
+    from kedge.evaluation import evaluate_embeddings, route
     from kedge.metrics import rank_relevant
     from kedge.model import Model, embed_split
 

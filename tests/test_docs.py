@@ -205,16 +205,6 @@ def test_every_table_of_results_is_marked() -> None:
                 assert above.startswith("<!-- results: "), line
 
 
-def test_the_page_of_results_is_that_of_the_lines(tmp_path: Path) -> None:
-    lines, page = DOCS / "results.jsonl", DOCS / "results.md"
-    assert lines.exists() == page.exists()
-    if lines.exists():
-        shutil.copy(lines, tmp_path)
-        command = [sys.executable, "-m", "kedge", "reproduce", "report", "--out", str(tmp_path)]
-        subprocess.run(command, check=True, timeout=300)
-        assert (tmp_path / "results.md").read_text(encoding="utf-8") == page.read_text(encoding="utf-8")
-
-
 # ---------------------------------------------------------------------- blocks that cannot run here
 
 OTHERS = {"curl", "export", "first=$(scontrol", "python", "ray", "source", "srun", "cd"}

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import typer
 from PIL import Image
 from rich.console import Console
 from typer.testing import CliRunner
 
 from kedge.audit import Audit, Finding, audit, audit_page
-from kedge.cli import audit as verb
+from kedge.cli import app
 from kedge.encoders import build_encoder
 from kedge.errors import ConfigError
 from kedge.gallery import Gallery
@@ -219,13 +218,11 @@ def test_the_page_holds_the_pictures_and_asks_nobody_for_anything(indexed: Path,
 def test_the_verb_prints_a_table_or_json_and_takes_a_folder_to_compare(
     indexed: Path, pictures: Path, tmp_path: Path
 ) -> None:
-    app = typer.Typer()
-    verb.register(app)
-    shown = CliRunner().invoke(app, [str(indexed), "-n", "1", "--html", str(tmp_path / "page.html")])
+    shown = CliRunner().invoke(app, ["audit", str(indexed), "-n", "1", "--html", str(tmp_path / "page.html")])
     assert shown.exit_code == 0, shown.output
     assert "duplicate" in shown.output
     assert (tmp_path / "page.html").exists()
-    result = CliRunner().invoke(app, [str(indexed), "--json", "--against", str(pictures / "a")])
+    result = CliRunner().invoke(app, ["audit", str(indexed), "--json", "--against", str(pictures / "a")])
     assert result.exit_code == 0, result.output
     leaks = [one for one in json.loads(result.stdout)["findings"] if one["kind"] == "leak"]
     assert {Path(one["other_path"]).name for one in leaks} >= {path.name for path in (pictures / "a").iterdir()}

@@ -6,25 +6,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from kedge.cli import import_
+from kedge.cli import app
 from kedge.errors import KedgeError
 from kedge.gallery import Gallery
 from kedge.interop.vectors import export_gallery
 
 
-@pytest.fixture
-def app() -> typer.Typer:
-    """The verb, beside another: alone, it would be the whole command."""
-    app = typer.Typer()
-    import_.register(app)
-    app.command("other")(lambda: None)
-    return app
-
-
-def test_a_file_of_vectors_becomes_a_gallery(app: typer.Typer, tmp_path: Path) -> None:
+def test_a_file_of_vectors_becomes_a_gallery(tmp_path: Path) -> None:
     items = np.random.default_rng(0).normal(size=(40, 5)).astype(np.float32)
     kinds = [f"kind {row % 3}" for row in range(40)]
     pq.write_table(pa.table({"emb": items.tolist(), "kind": kinds}), tmp_path / "vectors.parquet")
@@ -40,16 +30,16 @@ def test_a_file_of_vectors_becomes_a_gallery(app: typer.Typer, tmp_path: Path) -
     assert Gallery.open(tmp_path / "h").search(items[3], k=9).hits == gallery.search(items[3], k=9).hits
 
 
-def test_options_reach_the_import(app: typer.Typer, tmp_path: Path) -> None:
+def test_options_reach_the_import(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(60, 4)))
     arguments = ["import", str(tmp_path / "x.npy"), "--gallery", str(tmp_path / "g"), "--anchors", "6"]
     done = CliRunner().invoke(app, [*arguments, "--precision", "int8", "--lists", "anchor"], catch_exceptions=False)
-    assert "--precision has no effect any more" in done.stderr
+    assert "--precision has no effect any more" in done.output
     gallery = Gallery.open(tmp_path / "g")
     assert (len(gallery.classes), gallery.lists) == (6, "anchor")
 
 
-def test_what_cannot_be_read_leaves_nothing(app: typer.Typer, tmp_path: Path) -> None:
+def test_what_cannot_be_read_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "x.parquet").write_bytes(b"PAR1 no")
     with pytest.raises(KedgeError, match="cannot be read as Parquet"):
         CliRunner().invoke(

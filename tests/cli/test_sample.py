@@ -3,24 +3,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
-import typer
 from PIL import Image
 from typer.testing import CliRunner
 
-from kedge.cli import sample as verb
+from kedge.cli import app
 from kedge.datasets import folder, sample
 
 
-@pytest.fixture
-def app() -> typer.Typer:
-    app = typer.Typer()
-    verb.register(app)
-    app.callback()(lambda: None)  # so that the verb keeps its name
-    return app
-
-
-def test_folders_are_those_that_training_takes(app: typer.Typer, tmp_path: Path) -> None:
+def test_folders_are_those_that_training_takes(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["sample", str(tmp_path), "--pictures", "4", "--queries", "2"])
     assert done.exit_code == 0, done.output
     read = folder(tmp_path / "photos", size=28, test_fraction=0.5)
@@ -31,7 +21,7 @@ def test_folders_are_those_that_training_takes(app: typer.Typer, tmp_path: Path)
     assert {file.parent.name for file in (tmp_path / "strangers").rglob("*.png")} == {"Bag"}
 
 
-def test_photos_and_queries_are_different_pictures(app: typer.Typer, tmp_path: Path) -> None:
+def test_photos_and_queries_are_different_pictures(tmp_path: Path) -> None:
     CliRunner().invoke(app, ["sample", str(tmp_path), "--pictures", "3", "--queries", "3"])
     with (
         Image.open(tmp_path / "photos/T-shirt-top/000.png") as one,
@@ -41,7 +31,7 @@ def test_photos_and_queries_are_different_pictures(app: typer.Typer, tmp_path: P
         assert not np.array_equal(np.asarray(one), np.asarray(other))
 
 
-def test_nothing_is_written_over(app: typer.Typer, tmp_path: Path) -> None:
+def test_nothing_is_written_over(tmp_path: Path) -> None:
     (tmp_path / "queries").mkdir()
     done = CliRunner().invoke(app, ["sample", str(tmp_path)])
     assert "is there already" in str(done.exception)

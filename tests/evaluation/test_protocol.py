@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import hashlib
+from dataclasses import replace
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -151,7 +155,7 @@ def test_bad_arguments_are_named(model: Model, dataset: Dataset) -> None:
         evaluate(model, dataset, limit=0)
     with pytest.raises(ConfigError, match="batch_size is 0"):
         evaluate(model, dataset, batch_size=0)
-    with pytest.raises(DataError, match="no test pictures"):
+    with pytest.raises(DataError, match="no test images"):
         evaluate(model, Dataset("harbour", CLASSES, dataset.train, dataset.test.subset([])))
 
 
@@ -160,7 +164,7 @@ def test_routes_do_not_depend_on_how_many_are_routed_at_once(
 ) -> None:
     embeddings = embed_split(model.embed_pixels, dataset.train)
     whole = route(model, embeddings)
-    monkeypatch.setattr("kedge.evaluation.routing.ROUTED_AT_ONCE", 7)
+    monkeypatch.setattr("kedge.evaluation.protocol.ROUTE_CHUNK", 7)
     assert torch.equal(route(model, embeddings), whole)
     assert route(model, embeddings[:0]).shape == (0,)
 
@@ -169,3 +173,13 @@ def test_top_hits_are_the_nearest_training_rows(model: Model, dataset: Dataset) 
     queries, gallery = model.embed(dataset.test.take([2, 9])), model.embed(dataset.train.take(range(60)))
     expected = torch.cdist(queries.double(), gallery.double()).argsort(dim=1)[:, :6]
     assert top_hits(model, dataset, [2, 9]).tolist() == expected.tolist()
+
+
+def test_pixels_are_hashed_once(model: Model, dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[object] = []
+    counted = SimpleNamespace(sha256=lambda: hashed.append(None) or hashlib.sha256())
+    monkeypatch.setattr("kedge.datasets.base.hashlib", counted)
+    fingerprint = dataset.fingerprint()
+    assert evaluate(model, dataset).meta["dataset_fingerprint"] == fingerprint
+    assert len(hashed) == 1
+    assert replace(dataset, test=dataset.train).fingerprint() != fingerprint

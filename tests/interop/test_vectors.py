@@ -18,7 +18,7 @@ from kedge.encoders import build_encoder
 from kedge.errors import ConfigError, DataError, GalleryError, KedgeError
 from kedge.gallery import Gallery
 from kedge.images import Preprocessing
-from kedge.interop import carried, outgoing
+from kedge.interop import exporter, manifest
 from kedge.interop.vectors import export_gallery, import_gallery
 from kedge.model import Model
 
@@ -77,9 +77,18 @@ def everything(gallery: Gallery) -> list[Any]:
     return found + sorted(rows, key=lambda row: row["id"])
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
-@pytest.mark.parametrize("lists", ["label", "anchor"])
-@pytest.mark.parametrize("kind", ["anchors", "dim"])
+@pytest.mark.parametrize(
+    ("ending", "lists", "kind"),
+    [
+        ("parquet", "label", "anchors"),
+        ("parquet", "label", "dim"),
+        ("parquet", "anchor", "dim"),
+        ("npz", "label", "dim"),
+        ("npz", "anchor", "anchors"),
+        ("faiss", "label", "dim"),
+        ("faiss", "anchor", "anchors"),
+    ],
+)
 def test_a_gallery_comes_back_with_the_same_hits(ending: str, lists: str, kind: str, tmp_path: Path) -> None:
     made: dict[str, Any] = {"anchors": vectors(4, seed=9), "classes": CLASSES} if kind == "anchors" else {"dim": DIM}
     gallery = lived_in(tmp_path / "g", lists=lists, **made)
@@ -110,7 +119,7 @@ def test_centres_of_vectors_without_labels_stay(ending: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_an_empty_gallery_and_narrow_lists(ending: str, tmp_path: Path) -> None:
+def test_an_empty_gallery_and_thumbnails(ending: str, tmp_path: Path) -> None:
     gallery = Gallery.create(tmp_path / "g", anchors=vectors(4, seed=9), thumbnails=32)
     back = import_gallery(tmp_path / "b", export_gallery(gallery, tmp_path / f"out.{ending}"))
     assert (len(back), back.thumbnails, back.classes) == (0, 32, ("0", "1", "2", "3"))
@@ -191,7 +200,7 @@ def test_parquet_goes_out_a_part_at_a_time(tmp_path: Path, monkeypatch: pytest.M
     gallery = Gallery.create(tmp_path / "g", dim=DIM)
     for step in range(5):
         gallery.add_embeddings(vectors(3000, seed=step))
-    monkeypatch.setattr(carried, "_GATHERED", 3000 * DIM * 4)
+    monkeypatch.setattr(manifest, "_BATCH_BYTES", 3000 * DIM * 4)
     file = export_gallery(gallery, tmp_path / "out.parquet")
     assert pq.ParquetFile(file).num_row_groups >= 4
     back = import_gallery(tmp_path / "back", file)
@@ -203,7 +212,7 @@ def test_parquet_goes_out_a_part_at_a_time(tmp_path: Path, monkeypatch: pytest.M
 def test_what_is_exported_is_one_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gallery = Gallery.create(tmp_path / "g", dim=DIM)
     gallery.add_embeddings(vectors(100))
-    items = outgoing.Items
+    items = exporter.Items
 
     def meanwhile(snapshot: Any) -> Any:
         other = Gallery.open(gallery.path)
@@ -211,7 +220,7 @@ def test_what_is_exported_is_one_state(tmp_path: Path, monkeypatch: pytest.Monke
         other.remove([0, 1])
         return items(snapshot)
 
-    monkeypatch.setattr(outgoing, "Items", meanwhile)
+    monkeypatch.setattr(exporter, "Items", meanwhile)
     assert pq.read_table(export_gallery(gallery, tmp_path / "out.parquet")).column("id").to_pylist() == list(range(100))
 
 

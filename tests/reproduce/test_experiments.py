@@ -1,4 +1,4 @@
-"""Every experiment end to end on the bundled sample, at small scale: trained, measured, tabled, drawn."""
+"""Every experiment end to end on tiny images: trained, measured, tabled, drawn."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from PIL import Image
 
 from kedge.errors import ConfigError
 from kedge.evaluation import METHODS
-from kedge.reproduce.experiments import EXPERIMENTS, Choice, Results, experiment
+from kedge.reproduce.experiment import Selection
+from kedge.reproduce.experiments import EXPERIMENTS, get_experiment
 from kedge.reproduce.jobs import CONFIGS
-from kedge.reproduce.output import write_all
-from kedge.reproduce.store import Store
+from kedge.reproduce.results import Results, ResultStore
 from kedge.reproduce.worker import perform
 
 SMALL = (
     *("recipe.epochs=2", "recipe.batch_size=50", "split.shots=10", "split.holdout=0"),
     *("encoder.stem=imagenet", "encoder.dim=8"),
 )
-CHOICE = Choice(datasets=("sample",), encoders=("resnet10",), seeds=(0,), settings=SMALL)
+SELECTION = Selection(datasets=("stripes",), encoders=("resnet10",), seeds=(0,), settings=SMALL)
 PARTS = {
-    "table1": CHOICE,
-    "table2": CHOICE,
-    "ablation": CHOICE,
-    "classification": CHOICE,
-    "dimensions": replace(CHOICE, losses=("cam",), at=(4, 8)),
-    "convergence": replace(CHOICE, losses=("cam", "cross_entropy")),
-    "fewshot": replace(CHOICE, losses=("cam",), at=(1, 4)),
-    "embeddings2d": CHOICE,
-    "qualitative": CHOICE,
-    "league": replace(CHOICE, losses=("cam", "cross_entropy", "contrastive", "triplet", "proxy_anchor")),
+    "table1": SELECTION,
+    "table2": SELECTION,
+    "ablation": SELECTION,
+    "classification": SELECTION,
+    "dimensions": replace(SELECTION, losses=("cam",), sweep=(4, 8)),
+    "convergence": replace(SELECTION, losses=("cam", "cross_entropy")),
+    "fewshot": replace(SELECTION, losses=("cam",), sweep=(1, 4)),
+    "embeddings2d": SELECTION,
+    "qualitative": SELECTION,
+    "league": replace(SELECTION, losses=("cam", "cross_entropy", "contrastive", "triplet", "proxy_anchor")),
 }
 
 
@@ -49,39 +49,40 @@ def test_all_of_them_are_tried() -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", PARTS)
-def test_end_to_end(name: str, out: Path) -> None:
-    one, choice = EXPERIMENTS[name], PARTS[name]
-    jobs = one.jobs(choice)
-    store = Store(out / "results.jsonl")
+def test_end_to_end(name: str, out: Path, stripes: Path) -> None:
+    experiment, selection = EXPERIMENTS[name], replace(PARTS[name], data_files={"stripes": stripes})
+    jobs = experiment.jobs(selection)
+    store = ResultStore(out / "results.jsonl")
     for job in store.missing(jobs):
-        perform(job, out, {})
+        perform(job, out, {"stripes": stripes})
     assert not store.missing(jobs)
     results = Results(store.lines())
-    tables, paths = write_all(one, results, choice, out)
+    tables, paths = experiment.write(results, selection, out)
     assert all(path.stat().st_size for path in paths)
     for table in tables:
         assert table.rows
-        assert all(cell is None or cell.values for row in table.rows for cell in row.cells)
-    pictures = [path for path in paths if path.suffix == ".png"]
+        assert all(cell is None or cell.values for cells in table.rows.values() for cell in cells)
+    images = [path for path in paths if path.suffix == ".png"]
     drawn = {"dimensions": 2, "convergence": 2, "fewshot": 2, "embeddings2d": 1, "qualitative": 1, "league": 1}
-    assert len(pictures) == drawn.get(name, 0)
-    for path in pictures:
-        with Image.open(path) as picture:
-            assert min(picture.size) > 200
+    assert len(images) == drawn.get(name, 0)
+    for path in images:
+        with Image.open(path) as image:
+            assert min(image.size) > 200
     line = store.lines()[-1]
-    assert line.command.startswith("kedge train dataset=sample")
+    assert line.command.startswith("kedge train dataset=arrays dataset.path=stripes.npz encoder=resnet10")
     assert all([line.config_hash, line.dataset_hash, line.machine["torch"], line.seconds > 0])
 
 
-def test_hits_are_not_drawn_from_another_copy_of_the_dataset(out: Path) -> None:
-    lines = [line for line in Store(out / "results.jsonl").lines() if line.measure == "hits"]
-    one, choice = EXPERIMENTS["qualitative"], PARTS["qualitative"]
-    assert one.figures(Results(lines), choice)
-    assert not one.figures(Results(replace(line, dataset_hash="another") for line in lines), choice)
+def test_hits_are_not_drawn_from_another_copy_of_the_dataset(out: Path, stripes: Path) -> None:
+    lines = [line for line in ResultStore(out / "results.jsonl").lines() if line.measure == "hits"]
+    experiment = EXPERIMENTS["qualitative"]
+    selection = replace(PARTS["qualitative"], data_files={"stripes": stripes})
+    assert experiment.figures(Results(lines), selection)
+    assert not experiment.figures(Results(replace(line, dataset_hash="another") for line in lines), selection)
 
 
 def test_values_are_those_of_the_run(out: Path) -> None:
-    lines = [line for line in Store(out / "results.jsonl").lines() if line.measure == "scores"]
+    lines = [line for line in ResultStore(out / "results.jsonl").lines() if line.measure == "scores"]
     assert lines
     for line in lines:
         metrics = json.loads((out / "runs" / line.job.name / "metrics.json").read_text())
@@ -90,14 +91,13 @@ def test_values_are_those_of_the_run(out: Path) -> None:
 
 
 def test_two_stage_search_looks_at_less(out: Path) -> None:
-    (line,) = [line for line in Store(out / "results.jsonl").lines() if line.measure == "speed"]
+    (line,) = [line for line in ResultStore(out / "results.jsonl").lines() if line.measure == "speed"]
     assert line.values["two_stage_ms"] == line.values["encoder_ms"] + line.values["two_stage_search_ms"]
     assert all(value > 0 for name, value in line.values.items() if name.endswith("_ms"))
 
 
-def keys(names: Sequence[str], **choice: object) -> list[set[str]]:
-    chosen = replace(CHOICE, **choice)  # type: ignore[arg-type]
-    return [{job.key for job in experiment(name).jobs(chosen)} for name in names]
+def keys(names: Sequence[str]) -> list[set[str]]:
+    return [{job.key for job in get_experiment(name).jobs(SELECTION)} for name in names]
 
 
 def test_experiments_share_runs() -> None:
@@ -116,7 +116,7 @@ def test_the_last_row_of_the_ablation_is_the_loss_as_it_is() -> None:
 
 
 def test_the_paper_in_full() -> None:
-    counts = {name: len(one.jobs(Choice(seeds=(0,)))) for name, one in EXPERIMENTS.items()}
+    counts = {name: len(experiment.jobs(Selection(seeds=(0,)))) for name, experiment in EXPERIMENTS.items()}
     assert counts["table1"] == 4 * 4 * 3
     assert counts["ablation"] == 8
     assert counts["dimensions"] == 7 * 3
@@ -124,20 +124,24 @@ def test_the_paper_in_full() -> None:
 
 
 @pytest.mark.parametrize("recipe", ["paper", "kedge"])
-def test_another_loss_is_one_file(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_loss_is_one_file(recipe: str, stripes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tmp_path / "my configs" / "loss" / "lifted.yaml"
     config.parent.mkdir(parents=True)
     config.write_text("_target_: kedge.losses.MetricLearningLoss\nloss: LiftedStructureLoss\n")
     monkeypatch.setenv(CONFIGS, str(tmp_path / "my configs"))
-    choice = replace(CHOICE, losses=("lifted",), recipes=(recipe,))
-    (job,) = EXPERIMENTS["league"].jobs(choice)
-    perform(job, tmp_path, {})
-    table, places = EXPERIMENTS["league"].tables(Results(Store(tmp_path / "results.jsonl").lines()), choice)
-    assert [row.labels[-1] for row in table.rows] == ["lifted"]
-    assert all(cell is not None and cell.values for row in (*table.rows, *places.rows) for cell in row.cells)
-    assert str(tmp_path) not in (tmp_path / "results.jsonl").read_text()
+    selection = replace(SELECTION, losses=("lifted",), recipes=(recipe,))
+    (job,) = EXPERIMENTS["league"].jobs(selection)
+    perform(job, tmp_path, {"stripes": stripes})
+    table, places = EXPERIMENTS["league"].tables(Results(ResultStore(tmp_path / "results.jsonl").lines()), selection)
+    assert [labels[-1] for labels in table.rows] == ["lifted"]
+    assert all(
+        cell is not None and cell.values for one in (table, places) for cells in one.rows.values() for cell in cells
+    )
+    text = (tmp_path / "results.jsonl").read_text()
+    assert str(tmp_path) not in text
+    assert str(stripes.parent) not in text
 
 
 def test_an_unknown_experiment_is_one_sentence() -> None:
     with pytest.raises(ConfigError, match="There is no experiment 'table9': take one of table1"):
-        experiment("table9")
+        get_experiment("table9")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from kedge.errors import ConfigError
-from kedge.reproduce.jobs import Job, load_pictures, sources_of
+from kedge.config.compose import compose
+from kedge.errors import ConfigError, DataError
+from kedge.reproduce import jobs
+from kedge.reproduce.jobs import Job, dataset_info, load_dataset, parse_data_files
 
 JOB = Job("cifar100", "resnet18", "cam", "paper", 0)
 
@@ -39,34 +42,54 @@ def test_the_key_does_not_change_with_place_or_what_is_measured() -> None:
     assert {job.key for job in same} == {JOB.key}
 
 
-def test_a_run_of_an_earlier_version_is_known_again() -> None:
-    assert Job("cifar100", "resnet18", "cam", "paper", 0).key == "6fee1f0fe337"
+def test_the_configuration_is_composed_once_for_all_seeds_and_datasets(monkeypatch: pytest.MonkeyPatch) -> None:
+    composed: list[Sequence[str]] = []
+    monkeypatch.setattr(jobs, "compose", lambda overrides: composed.append(overrides) or compose(overrides))
+    settings = ("recipe.epochs=17",)
+    every = [
+        Job(dataset, "resnet18", "cam", "paper", seed, settings=settings)
+        for dataset in ("svhn", "food101")
+        for seed in range(5)
+    ]
+    assert len({job.key for job in every}) == 10
+    assert len(composed) == 1
+
+
+def test_the_seed_of_the_job_wins() -> None:
+    assert replace(JOB, seed=3, settings=("seed=7",)).full_config().seed == 3
+
+
+def test_unknown_names_are_refused_before_a_run() -> None:
+    for job in (replace(JOB, dataset="nowhere"), replace(JOB, loss="none"), replace(JOB, settings=("recipe.epoch=1",))):
+        with pytest.raises(ConfigError):
+            job.check({})
+    JOB.check({})
 
 
 def test_changes_of_the_experiment_win_over_settings() -> None:
     job = replace(JOB, changes=("encoder.dim=32",), settings=("encoder.dim=8",))
-    assert job.config().encoder.dim == 32
+    assert job.config.encoder.dim == 32
 
 
 def test_data_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "digits, and more.npz"
     path.touch()
-    sources = sources_of([f"svhn={path}"])
-    config = replace(JOB, dataset="svhn").config(sources)
+    data_files = parse_data_files([f"svhn={path}"])
+    config = replace(JOB, dataset="svhn").full_config(data_files)
     assert config.dataset.path == str(path)
     assert config.dataset.flip is False
-    assert JOB.config(sources).dataset.get("path") is None
+    assert JOB.full_config(data_files).dataset.get("path") is None
 
 
 @pytest.mark.parametrize("given", ["cifar100", "=x.npz", "cifar100="])
 def test_bad_sources(given: str) -> None:
     with pytest.raises(ConfigError, match="--data takes NAME=FILE"):
-        sources_of([given])
+        parse_data_files([given])
 
 
 def test_missing_sources() -> None:
     with pytest.raises(ConfigError, match="there is no"):
-        sources_of(["cifar100=nowhere.npz"])
+        parse_data_files(["cifar100=nowhere.npz"])
 
 
 def test_there_and_back() -> None:
@@ -74,19 +97,21 @@ def test_there_and_back() -> None:
     assert Job.from_json(job.to_json()) == job
 
 
-def test_only_what_does_not_need_held_out_pictures_trains_on_all() -> None:
-    assert JOB.config().split.holdout == 0.1
-    assert replace(JOB, recipe="kedge").config().split.holdout == 0
+def test_only_what_does_not_need_held_out_images_trains_on_all() -> None:
+    assert JOB.config.split.holdout == 0.1
+    assert replace(JOB, recipe="kedge").config.split.holdout == 0
 
 
-def test_pictures_that_cannot_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_datasets_that_cannot_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = tmp_path / "broken.npz"
-    broken.write_bytes(b"no pictures")
-    assert load_pictures("cifar100", {"cifar100": broken}) is None
-    assert load_pictures("sample", {}, download=False) is not None
+    broken.write_bytes(b"no images")
+    assert load_dataset("cifar100", {"cifar100": broken}) is None
+    with pytest.raises(DataError, match="cannot be loaded"):
+        dataset_info("mine", {"mine": broken})
+    assert load_dataset("sample", {}, download=False) is not None
     asked: list[str] = []
     monkeypatch.setattr("kedge.datasets.download._transfer", lambda url, part: asked.append(url))
-    assert load_pictures("cifar100", {}, download=False) is None
+    assert load_dataset("cifar100", {}, download=False) is None
     assert asked == []
-    assert load_pictures("cifar100", {}) is None  # what arrived is empty
+    assert load_dataset("cifar100", {}) is None  # what arrived is empty
     assert len(asked) == 1

@@ -11,13 +11,10 @@ from kedge.cli import (
     demo,
     evaluate,
     export,
+    gallery,
     import_,
     index,
-    info,
-    optimize,
-    remove,
     reproduce,
-    sample,
     search,
     serve,
     train,
@@ -28,14 +25,28 @@ __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="kedge",
-    help="Image retrieval with learnable class anchors: train an encoder, measure it, search pictures.",
+    help="Image retrieval with learnable class anchors: train an encoder, measure it, search images.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-_LIFE = (train, evaluate, index, search, remove, info, optimize, audit, serve, export, import_)
-for verb in (*_LIFE, reproduce, demo, sample):
-    verb.register(app)
+app.command("train", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(train.train)
+for verb in (
+    evaluate.evaluate,
+    index.index,
+    search.search,
+    gallery.remove,
+    gallery.info,
+    gallery.optimize,
+    audit.audit,
+    serve.serve,
+    export.export,
+    import_.import_,
+    reproduce.reproduce,
+    demo.demo,
+    demo.sample,
+):
+    app.command(verb.__name__.rstrip("_"))(verb)
 
 
 @app.callback(invoke_without_command=True)

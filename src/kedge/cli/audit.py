@@ -9,53 +9,44 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kedge.cli.options import GalleryArgument, line_console
+
 if TYPE_CHECKING:
     from kedge.gallery import Gallery
 
-__all__ = ["register"]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("audit")(audit)
-
 
 def audit(
-    gallery: Annotated[str, typer.Argument(help="The gallery's folder or address (s3://…).")],
+    gallery: GalleryArgument,
     against: Annotated[
-        Path | None, typer.Option(help="Test pictures, as a folder or a gallery: say which stand in this gallery too.")
+        Path | None, typer.Option(help="Test images, as a folder or a gallery: say which are in this gallery too.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON; all findings, unless -n is given.")] = False,
-    html: Annotated[Path | None, typer.Option(help="Write a page with the pictures to this file.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page with the images to this file.")] = None,
     rows: Annotated[int | None, typer.Option("-n", min=1, help="How many findings; 20, on the page 200.")] = None,
 ) -> None:
-    """Find wrong labels, duplicates, outliers, and test pictures that stand in the gallery too."""
-    from rich.console import Console
-
+    """Find wrong labels, duplicates, outliers, and test images that are in the gallery too."""
     from kedge.audit import audit as examine
     from kedge.audit import audit_page
     from kedge.gallery import Gallery
 
     opened = Gallery.open(gallery)
     with _other(opened, against) as other:
-        found = examine(opened, against=other)
+        report = examine(opened, against=other)
     if html is not None:
-        audit_page(found, html, rows=rows or 200)
+        audit_page(report, html, rows=rows or 200)
     if as_json:
-        typer.echo(found.to_json(rows))
-    elif not len(found):
-        typer.echo(found.summary())
+        typer.echo(report.to_json(rows))
+    elif not len(report):
+        typer.echo(report.summary())
     else:
-        console = Console()
-        # One line per finding for whatever reads it.
-        (console if console.is_terminal else Console(width=10_000)).print(found.table(rows or 20))
+        line_console().print(report.table(rows or 20))
     if html is not None:
-        typer.echo(f"The page with the pictures: {html}", err=True)
+        typer.echo(f"The page with the images: {html}", err=True)
 
 
 @contextmanager
 def _other(gallery: Gallery, path: Path | None) -> Iterator[Gallery | None]:
-    """The gallery at `path`; for a folder of pictures, one that is gone afterwards."""
+    """The gallery at `path`; for a folder of images, one that is gone afterwards."""
     import tempfile
 
     from kedge.gallery import Gallery

@@ -1,4 +1,4 @@
-"""`kedge demo`: the whole road on the bundled sample."""
+"""`kedge demo` and `kedge sample`: training, comparison and a gallery of the bundled sample; its images as files."""
 
 from __future__ import annotations
 
@@ -14,17 +14,12 @@ if TYPE_CHECKING:
     from kedge.datasets import Dataset
     from kedge.model import Model
 
-__all__ = ["register"]
-
 _LOSSES = {"cam": "class anchors", "cross_entropy": "cross-entropy"}
 _QUERIES = 8
-_SHELF = 200
-"""So many pictures of each class go into the gallery, and a tenth as many beside it to ask with."""
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("demo")(demo)
+_PER_CLASS = 200
+"""Images of each class in the gallery; a tenth as many are queries."""
+_UNKNOWN_CLASS = "Bag"
+"""The class that photos/ leaves out, so that there are images of an unknown class."""
 
 
 def demo(
@@ -32,14 +27,12 @@ def demo(
     overrides: Annotated[list[str] | None, typer.Argument(help="Overrides, such as recipe.epochs=3.")] = None,
 ) -> None:
     """Train with class anchors and with cross-entropy on the bundled sample, compare, and build a gallery."""
-    from rich.console import Console
-
+    from kedge.console import stdout
     from kedge.datasets import sample
     from kedge.evaluation import compare, evaluate, retrieval_grid, top_hits
     from kedge.training import train
 
     folder = folder or Path("runs", "demo", f"{datetime.now():%Y-%m-%d_%H-%M-%S}")
-    console = Console()
     dataset = sample()
     models, reports = {}, {}
     for loss, title in _LOSSES.items():
@@ -47,17 +40,17 @@ def demo(
         models[title] = train(overrides=chosen, folder=folder / loss)
         reports[title] = evaluate(models[title], dataset)
         reports[title].save(folder / loss / "metrics.json")
-    console.print(compare(reports))
-    picture = folder / "top6.png"
+    stdout().print(compare(reports))
+    plot = folder / "top6.png"
     step = len(dataset.test) // _QUERIES
     queries = [row * step + step // 2 for row in range(_QUERIES)]
     hits = {title: top_hits(model, dataset, queries) for title, model in models.items()}
-    retrieval_grid(dataset, queries, hits).savefig(picture)
-    typer.echo(f"The first hits of both, side by side: {picture}")
+    retrieval_grid(dataset, queries, hits).savefig(plot)
+    typer.echo(f"The first hits of both, side by side: {plot}")
     typer.echo(f"The models: {' and '.join(str(folder / loss / 'model') for loss in _LOSSES)}")
     anchored = models[_LOSSES["cam"]]
     _build_gallery(folder, anchored, dataset)
-    typer.echo(f"A gallery, and pictures to ask with: {folder / 'gallery'} and {folder / 'queries'}")
+    typer.echo(f"A gallery, and query images: {folder / 'gallery'} and {folder / 'queries'}")
     typer.echo(f"Open it as a page: {_command()} serve {folder / 'gallery'}")
 
 
@@ -72,7 +65,36 @@ def _build_gallery(folder: Path, model: Model, dataset: Dataset) -> None:
     from kedge.gallery import Gallery
 
     gallery = Gallery.create(folder / "gallery", model, thumbnails=64)
-    gallery.add(*write_pictures(folder / "pictures", dataset.train, dataset.classes, _SHELF))
-    queries, _ = write_pictures(folder / "queries", dataset.test, dataset.classes, _SHELF // 10)
+    gallery.add(*write_pictures(folder / "pictures", dataset.train, dataset.classes, _PER_CLASS))
+    queries, _ = write_pictures(folder / "queries", dataset.test, dataset.classes, _PER_CLASS // 10)
     gallery.calibrate(queries)
     gallery.optimize()
+
+
+def sample(
+    folder: Annotated[Path, typer.Argument(help="Where photos/, queries/ and strangers/ go.")] = Path(),
+    pictures: Annotated[int, typer.Option(min=3, max=700, help="Images of each class in photos/.")] = 60,
+    queries: Annotated[int, typer.Option(min=1, max=100, help="Images of each class in queries/.")] = 20,
+) -> None:
+    """Write bundled images of clothes as class folders, for whoever has no images at hand.
+
+    photos/ has nine classes, queries/ other images of the same nine, strangers/ images of a tenth.
+    """
+    from kedge.datasets import sample as load
+    from kedge.datasets.files import write_pictures
+    from kedge.errors import DataError
+
+    for name in ("photos", "queries", "strangers"):
+        if (folder / name).exists():
+            raise DataError(f"{folder / name} is there already: choose another folder.")
+    dataset = load()
+    unknown = dataset.classes.index(_UNKNOWN_CLASS)
+    train, test = dataset.train, dataset.test
+    splits = {
+        "photos": (train.subset((train.labels != unknown).nonzero()[0]), pictures),
+        "queries": (test.subset((test.labels != unknown).nonzero()[0]), queries),
+        "strangers": (test.subset((test.labels == unknown).nonzero()[0]), queries),
+    }
+    for name, (split, most) in splits.items():
+        files, _ = write_pictures(folder / name, split, dataset.classes, most)
+        typer.echo(f"{folder / name}: {len(files)} images")

@@ -7,13 +7,6 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["register"]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("evaluate")(evaluate)
-
 
 def evaluate(
     run: Annotated[Path, typer.Argument(help="A run's folder, as kedge train left it.")],
@@ -23,21 +16,21 @@ def evaluate(
     out: Annotated[Path | None, typer.Option(help="Where metrics.json goes; by default into the run.")] = None,
     held_out: Annotated[
         bool,
-        typer.Option("--held-out", help="Ask with the held-out pictures, and leave the test pictures alone."),
+        typer.Option("--held-out", help="Use the held-out images as queries instead of the test images."),
     ] = False,
     trust: Annotated[
         bool,
         typer.Option("--trust", help="Run whatever loads the data of the run, Kedge's own or not."),
     ] = False,
 ) -> None:
-    """Search the training pictures with the test pictures, and write metrics.json.
+    """Search the training images with the test images, and write metrics.json.
 
     torchrun --nproc-per-node 2 -m kedge evaluate RUN       the same in several processes
     """
     import torch
-    from rich.console import Console
 
     from kedge.config.compose import dataset_of, held_out_of
+    from kedge.console import stdout
     from kedge.distributed import init_process_group, is_rank_zero, raise_on_rank_zero, rank_zero_first
     from kedge.errors import ConfigError
     from kedge.evaluation import evaluate as measure
@@ -45,7 +38,7 @@ def evaluate(
 
     with raise_on_rank_zero():
         if held_out and overrides:
-            raise ConfigError("The held-out pictures are those of the run's own dataset: leave out the overrides.")
+            raise ConfigError("The held-out images are those of the run's own dataset: leave out the overrides.")
         init_process_group("cuda" if torch.cuda.is_available() else "cpu")
         model = Model.load(run)
         with rank_zero_first():
@@ -54,5 +47,5 @@ def evaluate(
     path = out or run / ("held_out.json" if held_out else "metrics.json")
     if is_rank_zero():
         report.save(path)
-        Console().print(report)
+        stdout().print(report)
         typer.echo(f"Written to {path}.")

@@ -8,19 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from kedge.gallery import Gallery
     from kedge.model import Model
-
-__all__ = ["register"]
 
 _MODELS = (".onnx", ".pt2")
 _VECTORS = (".parquet", ".npz", ".faiss")
 _HUB = "hf://"
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("export")(export)
 
 
 def export(
@@ -38,39 +30,36 @@ def export(
     private: Annotated[bool, typer.Option("--private", help="With hf://: for you alone, if it is new.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
 ) -> None:
-    """Carry a model or a gallery's vectors to other tools; the target's ending says which."""
+    """Export a model or a gallery's vectors for other tools; the target's suffix says which."""
     from kedge.errors import ConfigError
 
-    ending = _ending(target)
-    if anchors and ending not in _MODELS:
+    suffix = _suffix(target)
+    if anchors and suffix not in _MODELS:
         raise ConfigError(f"--anchors is for {' and '.join(_MODELS)} files; found {target}: leave it out.")
-    if private and ending != _HUB:
+    if private and suffix != _HUB:
         raise ConfigError(f"--private is for {_HUB}USER/NAME; found {target}: leave it out.")
-    if ending != _HUB and not overwrite and _taken(Path(target).expanduser()):
+    path = Path(target).expanduser()
+    taken = any(path.iterdir()) if path.is_dir() else path.exists()
+    if suffix != _HUB and not overwrite and taken:
         raise ConfigError(f"{target} is there already: pass --overwrite to replace it, or choose another name.")
-    if ending in _VECTORS:
-        said = _export_vectors(_gallery(thing, target), target, overwrite=overwrite)
+    if suffix in _VECTORS:
+        typer.echo(_export_vectors(thing, target, suffix, overwrite=overwrite))
     else:
-        said = _export_model(thing, target, ending, anchors=anchors, private=private)
-    typer.echo(said)
+        typer.echo(_export_model(thing, target, suffix, anchors=anchors, private=private))
 
 
-def _ending(target: str) -> str:
-    """The target's ending, `hf://`, or nothing for a folder."""
+def _suffix(target: str) -> str:
+    """The target's suffix, `hf://`, or nothing for a folder."""
     from kedge.errors import ConfigError
 
     if target.startswith(_HUB):
         return _HUB
-    ending = "" if target.endswith(("/", "\\")) or Path(target).is_dir() else Path(target).suffix.lower()
-    if ending not in ("", *_MODELS, *_VECTORS):
+    suffix = "" if target.endswith(("/", "\\")) or Path(target).is_dir() else Path(target).suffix.lower()
+    if suffix not in ("", *_MODELS, *_VECTORS):
         raise ConfigError(
             f"TARGET must end in one of {', '.join((*_MODELS, *_VECTORS))}, or in / for a folder; found {target}."
         )
-    return ending
-
-
-def _taken(path: Path) -> bool:
-    return any(path.iterdir()) if path.is_dir() else path.exists()
+    return suffix
 
 
 def _is_gallery(thing: str) -> bool:
@@ -79,17 +68,21 @@ def _is_gallery(thing: str) -> bool:
     return is_url(thing) or Path(thing).expanduser().joinpath("gallery.json").is_file()
 
 
-def _gallery(thing: str, target: str) -> Gallery:
+def _export_vectors(thing: str, target: str, suffix: str, *, overwrite: bool) -> str:
     from kedge.errors import ConfigError
     from kedge.gallery import Gallery
+    from kedge.interop import export_gallery
 
     if not _is_gallery(thing) and Path(thing).expanduser().is_dir():
         raise ConfigError(f"{target} is for a gallery's vectors, but {thing} is no gallery: kedge index makes one.")
-    return Gallery.open(thing)
+    gallery = Gallery.open(thing)
+    export_gallery(gallery, target, overwrite=overwrite)
+    readers = {".parquet": "pandas.read_parquet", ".npz": "numpy.load", ".faiss": "faiss.read_index"}
+    return f'{target}: {len(gallery):,} vectors of {gallery.dim} numbers; {readers[suffix]}("{target}")'
 
 
-def _model(thing: str) -> Model:
-    """A run's or a model's own, or the one that a gallery was made with."""
+def _load_model(thing: str) -> Model:
+    """The model of a run, of a model folder, or that a gallery was made with."""
     from kedge.errors import ConfigError
     from kedge.gallery import Gallery
     from kedge.model import Model
@@ -102,33 +95,21 @@ def _model(thing: str) -> Model:
     return model
 
 
-def _export_vectors(gallery: Gallery, target: str, *, overwrite: bool) -> str:
-    from kedge.interop import export_gallery
-
-    export_gallery(gallery, target, overwrite=overwrite)
-    how = {
-        ".parquet": f'pandas.read_parquet("{target}")',
-        ".npz": f'numpy.load("{target}")',
-        ".faiss": f'faiss.read_index("{target}")',
-    }[Path(target).suffix.lower()]
-    return f"{target}: {len(gallery):,} vectors of {gallery.dim} numbers; {how}"
-
-
-def _export_model(thing: str, target: str, ending: str, *, anchors: bool, private: bool) -> str:
+def _export_model(thing: str, target: str, suffix: str, *, anchors: bool, private: bool) -> str:
     from kedge.interop import export_onnx, export_program
 
-    model = _model(thing)
-    measured = Path(thing).expanduser() / "metrics.json"
-    metrics = measured if measured.is_file() else None
+    model = _load_model(thing)
+    metrics_file = Path(thing).expanduser() / "metrics.json"
+    metrics = metrics_file if metrics_file.is_file() else None
     what = f"{model.encoder.name}, {model.dim} numbers, {len(model.classes):,} classes"
-    if ending == _HUB:
+    if suffix == _HUB:
         name = target.removeprefix(_HUB)
         address = model.push_to_hub(name, private=private or None, metrics=metrics)
         return f'{address}: {what}; kedge.Model.from_pretrained("{name}")'
-    if ending == "":
+    if suffix == "":
         model.save_pretrained(target, metrics=metrics)
         return f'{target}: {what}; kedge.Model.from_pretrained("{target}"), and its card is {Path(target, "README.md")}'
-    if ending == ".onnx":
+    if suffix == ".onnx":
         export_onnx(model, target, anchors=anchors)
         how = f'onnxruntime.InferenceSession("{target}").run(None, {{"pixels": batch}})'
     else:

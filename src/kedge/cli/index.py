@@ -1,4 +1,4 @@
-"""`kedge index`: pictures become a gallery, or join one."""
+"""`kedge index`: images become a gallery, or join one."""
 
 from __future__ import annotations
 
@@ -8,50 +8,41 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kedge.cli.options import AddressOption, ListsOption, PrecisionOption, check_runner
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
     from kedge.gallery import Added, Gallery
-
-__all__ = ["register"]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("index")(index)
 
 
 def index(
     source: Annotated[
         str,
         typer.Argument(
-            help="A folder of pictures; its first-level folders are labels. With --runner ray also a .txt file with "
+            help="A folder of images; its first-level folders are labels. With --runner ray also a .txt file with "
             "their paths, Parquet files or WebDataset shards (.tar)."
         ),
     ],
     gallery: Annotated[str, typer.Option(help="The gallery's folder or address (s3://…), made if it is not there.")],
     model: Annotated[Path | None, typer.Option(help="A run or a model; a gallery that is there has its own.")] = None,
-    lists: Annotated[
-        str | None, typer.Option(help="Where an item sits: in the list of its 'label' (default) or nearest 'anchor'.")
-    ] = None,
-    precision: Annotated[str | None, typer.Option(hidden=True)] = None,
+    lists: ListsOption = None,
+    precision: PrecisionOption = None,
     thumbnails: Annotated[
         int | None, typer.Option(help="Keep small copies with so many pixels on the longer side; default: none.")
     ] = None,
     runner: Annotated[str, typer.Option(help="local, or ray: over many processes and machines.")] = "local",
-    address: Annotated[
-        str | None, typer.Option(help="The Ray cluster, such as ray-head:6379; default: one is started here.")
-    ] = None,
+    address: AddressOption = None,
     workers: Annotated[int | None, typer.Option(help="With ray: how many models embed at a time.")] = None,
 ) -> None:
-    """Add pictures to a gallery; run it again to continue, or to add what is new."""
+    """Add images to a gallery; run it again to continue, or to add what is new."""
     from kedge.gallery.ingest import UNREADABLE, existing_folder
 
     check_runner(runner, address=address, workers=workers)
-    warn_precision(precision)
+    del precision
     if runner == "local":
         existing_folder(source)
-    opened = _opened(gallery, model, {"lists": lists, "thumbnails": thumbnails})
+    opened = _open_or_create(gallery, model, {"lists": lists, "thumbnails": thumbnails})
     last: Added | None = None
 
     with _progress() as bar:
@@ -65,7 +56,7 @@ def index(
                 bar.update(task, description="Optimising")
 
         try:
-            added = _added(opened, source, runner, address, workers, show)
+            added = _add(opened, source, runner, address, workers, show)
         except KeyboardInterrupt:
             bar.stop()
             so_far = f" ({last})" if last else ""
@@ -77,24 +68,7 @@ def index(
     typer.echo(f"{gallery}: {added}{where}.")
 
 
-def check_runner(runner: str, **options: object) -> None:
-    """Refuse a runner that is not there, and options that the local one does not have."""
-    from kedge.errors import ConfigError
-
-    if runner not in ("local", "ray"):
-        raise ConfigError(f"--runner must be local or ray, found {runner}.")
-    for name, value in options.items():
-        if runner == "local" and value is not None:
-            raise ConfigError(f"--{name} is for --runner ray: leave it out, or say that.")
-
-
-def warn_precision(precision: str | None) -> None:
-    """Accept --precision for one release."""
-    if precision is not None:
-        typer.echo("kedge: --precision has no effect any more, lists are float32: leave it out.", err=True)
-
-
-def _added(
+def _add(
     gallery: Gallery,
     source: str,
     runner: str,
@@ -115,14 +89,14 @@ def _added(
     return added
 
 
-def _opened(path: str, source: Path | None, options: dict[str, Any]) -> Gallery:
+def _open_or_create(path: str, source: Path | None, options: dict[str, Any]) -> Gallery:
     from kedge.errors import ConfigError
     from kedge.gallery import Gallery
     from kedge.gallery.location import Location
     from kedge.io import is_url
     from kedge.model import Model
 
-    given = {name: value for name, value in options.items() if value is not None}
+    chosen = {name: value for name, value in options.items() if value is not None}
     here = Path(path).expanduser()
     if is_url(path):
         missing = Location.of(path).read("gallery.json") is None
@@ -131,11 +105,11 @@ def _opened(path: str, source: Path | None, options: dict[str, Any]) -> Gallery:
     if missing:
         if source is None:
             raise ConfigError(f"There is no gallery {path} yet: say with --model whose embeddings it is to hold.")
-        return Gallery.create(path, Model.load(source), **given)
+        return Gallery.create(path, Model.load(source), **chosen)
     gallery = Gallery.open(path)
     if gallery.model is None:
-        raise ConfigError(f"{path} was made without a model, so pictures cannot be indexed: make a new gallery.")
-    for name, value in given.items():
+        raise ConfigError(f"{path} was made without a model, so images cannot be indexed: make a new gallery.")
+    for name, value in chosen.items():
         if value != (made := getattr(gallery, name)):
             raise ConfigError(f"{path} was made with --{name} {made}, found {value}: leave it out.")
     if source is not None and (other := Model.load(source).fingerprint) != gallery.model.fingerprint:
@@ -147,15 +121,16 @@ def _opened(path: str, source: Path | None, options: dict[str, Any]) -> Gallery:
 
 
 def _progress() -> Progress:
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
     from rich.progress import TimeRemainingColumn as TimeLeft
     from rich.text import Text
 
+    from kedge.console import stderr
+
     class Speed(ProgressColumn):
         def render(self, task: Task) -> Text:
             speed = task.finished_speed or task.speed
-            return Text("" if speed is None else f"{speed:,.0f} pictures/s", style="progress.data.speed")
+            return Text("" if speed is None else f"{speed:,.0f} images/s", style="progress.data.speed")
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Speed(), TimeLeft(compact=True))
-    return Progress(*columns, console=Console(stderr=True))
+    return Progress(*columns, console=stderr())

@@ -10,17 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from kedge.reproduce.experiments import Choice, Experiment
+    from kedge.reproduce.experiment import Experiment, Selection
     from kedge.reproduce.jobs import Job
 
-__all__ = ["register"]
-
 Names = Annotated[str | None, typer.Option(metavar="NAME,…")]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("reproduce")(reproduce)
 
 
 def reproduce(
@@ -36,7 +29,7 @@ def reproduce(
     at: Annotated[str | None, typer.Option(metavar="NUMBER,…", help="Only these dimensions or shots.")] = None,
     data: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=FILE", help="A dataset's pictures as .npz, in place of a download."),
+        typer.Option(metavar="NAME=FILE", help="A dataset's images as .npz, in place of a download."),
     ] = None,
     configs: Annotated[
         Path | None, typer.Option(help="A folder with configurations of yours, such as loss/mine.yaml.")
@@ -58,128 +51,120 @@ def reproduce(
     kedge reproduce report --out reproduction
     """
     from kedge.errors import ConfigError
-    from kedge.reproduce.experiments import EXPERIMENTS, Choice
-    from kedge.reproduce.experiments import experiment as find
-    from kedge.reproduce.jobs import CONFIGS, sources_of
+    from kedge.reproduce.experiment import Selection
+    from kedge.reproduce.experiments import EXPERIMENTS, get_experiment
+    from kedge.reproduce.jobs import CONFIGS, parse_data_files
 
     if experiment == "list":
-        for one in EXPERIMENTS.values():
-            parts = (one.datasets, one.encoders, one.losses)
-            typer.echo(f"{one.name:15} {one.title}: " + " × ".join(",".join(part) for part in parts))
+        for listed in EXPERIMENTS.values():
+            parts = (listed.datasets, listed.encoders, listed.losses)
+            typer.echo(f"{listed.name:15} {listed.title}: " + " × ".join(",".join(part) for part in parts))
         return
-    sources = sources_of(data or [])
+    data_files = parse_data_files(data or [])
     if configs is not None:
         if not configs.is_dir():
             raise ConfigError(f"--configs: there is no folder {configs}.")
-        os.environ[CONFIGS] = str(configs.resolve())  # for the processes of the runs, too
+        os.environ[CONFIGS] = str(configs.resolve())  # for the worker processes, too
     if experiment == "report":
-        _report(out, sources)
+        _report(out, data_files)
         return
-    found = find(experiment)
-    choice = Choice(
+    selected = get_experiment(experiment)
+    selection = Selection(
         datasets=_names(dataset),
         encoders=_names(encoder),
         losses=_names(loss),
         recipes=_names(recipe) or ("paper",),
         seeds=_numbers("--seeds", seeds),
-        at=_numbers("--at", at) if at else None,
+        sweep=_numbers("--at", at) if at else None,
         settings=tuple(overrides or ()),
-        sources=sources,
+        data_files=data_files,
     )
-    wanted = found.jobs(choice)
-    for job in wanted:
-        job.config(sources)  # what is wrong is said before anything starts
+    all_jobs = selected.jobs(selection)
+    for job in all_jobs:
+        job.check(data_files)  # what is wrong is said before anything starts
     if plan:
-        _plan(wanted, out, choice, jobs)
+        _plan(all_jobs, out, selection, jobs)
         return
-    failed = [] if no_run else _run(wanted, out, choice, jobs, launcher)
-    _write(found, choice, out)
+    failed = [] if no_run else _run(all_jobs, out, selection, jobs, launcher)
+    _write(selected, selection, out)
     if failed:
         typer.echo(
-            f"kedge: {len(failed)} of {len(wanted)} runs failed; the others are kept. Start again to retry.", err=True
+            f"kedge: {len(failed)} of {len(all_jobs)} runs failed; the others are kept. Start again to retry.", err=True
         )
         sys.exit(2)
 
 
-def _run(wanted: list[Job], out: Path, choice: Choice, at_once: int, launcher: str | None) -> list[Job]:
-    from kedge.reproduce.running import launch, run
-    from kedge.reproduce.store import Store
+def _run(jobs: list[Job], out: Path, selection: Selection, max_workers: int, launcher: str | None) -> list[Job]:
+    from kedge.reproduce.results import ResultStore
+    from kedge.reproduce.runner import launch, run
 
-    waiting = Store(out / "results.jsonl").missing(wanted)
-    finished = len({job.key for job in wanted}) - len({job.key for job in waiting})
-    typer.echo(f"{len({job.key for job in waiting})} runs to do, {finished} finished before.", err=True)
+    pending = {job.key for job in ResultStore(out / "results.jsonl").missing(jobs)}
+    finished = len({job.key for job in jobs}) - len(pending)
+    typer.echo(f"{len(pending)} runs to do, {finished} finished before.", err=True)
     if launcher:
-        return launch(wanted, out, choice.sources, launcher)
-    return run(wanted, out, choice.sources, at_once=at_once, say=lambda text: typer.echo(text, err=True))
+        return launch(jobs, out, selection.data_files, launcher)
+    return run(jobs, out, selection.data_files, max_workers=max_workers, report=lambda text: typer.echo(text, err=True))
 
 
-def _plan(wanted: list[Job], out: Path, choice: Choice, at_once: int) -> None:
+def _plan(jobs: list[Job], out: Path, selection: Selection, max_workers: int) -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Column, Table
 
-    from kedge.reproduce.planning import Estimates, duration
-    from kedge.reproduce.store import Store
+    from kedge.console import stdout
+    from kedge.reproduce.estimates import Estimates, format_duration
+    from kedge.reproduce.results import ResultStore
 
-    store = Store(out / "results.jsonl")
-    waiting = {job.key for job in store.missing(wanted)}
-    estimates = Estimates(store.lines(), choice.sources)
+    store = ResultStore(out / "results.jsonl")
+    pending = {job.key for job in store.missing(jobs)}
+    estimates = Estimates(store.lines(), selection.data_files)
     table = Table(Column("run", overflow="fold"), "state", "training", "estimated from", box=box.SIMPLE_HEAD)
-    spent = 0.0
-    for job in {job.key: job for job in wanted}.values():
-        if job.key in waiting:
+    total = 0.0
+    for job in {job.key: job for job in jobs}.values():
+        if job.key in pending:
             seconds, basis = estimates.seconds(job)
-            spent += seconds
-            table.add_row(job.name, "to do", duration(seconds), basis)
+            total += seconds
+            table.add_row(job.name, "to do", format_duration(seconds), basis)
         else:
             table.add_row(job.name, "finished", "", "")
-    console = Console()
-    console.print(table)
-    console.print(
-        f"{len(waiting)} runs to do, about {duration(spent / at_once)} with {at_once} at a time.", highlight=False
-    )
+    stdout().print(table)
+    typer.echo(f"{len(pending)} runs to do, about {format_duration(total / max_workers)} with {max_workers} at a time.")
 
 
-def _write(experiment: Experiment, choice: Choice, out: Path) -> None:
-    from rich.console import Console
+def _write(experiment: Experiment, selection: Selection, out: Path) -> None:
+    from kedge.console import stdout
+    from kedge.reproduce.results import Results, ResultStore
 
-    from kedge.reproduce.experiments import Results
-    from kedge.reproduce.output import write_all
-    from kedge.reproduce.store import Store
-    from kedge.reproduce.tables import show
-
-    tables, paths = write_all(experiment, Results(Store(out / "results.jsonl").lines()), choice, out)
-    console = Console()
+    tables, paths = experiment.write(Results(ResultStore(out / "results.jsonl").lines()), selection, out)
     for table in tables:
-        console.print(show(table))
+        stdout().print(table)
     typer.echo("Written: " + ", ".join(str(path) for path in paths))
 
 
-def _report(out: Path, sources: dict[str, Path]) -> None:
+def _report(out: Path, data_files: dict[str, Path]) -> None:
     from kedge.errors import DataError
     from kedge.reproduce.report import write_report
-    from kedge.reproduce.store import Store
+    from kedge.reproduce.results import ResultStore
 
-    lines = Store(out / "results.jsonl").lines()
+    lines = ResultStore(out / "results.jsonl").lines()
     if not lines:
         raise DataError(f"{out / 'results.jsonl'} holds no results: run an experiment first (kedge reproduce list).")
-    typer.echo(f"Written: {write_report(lines, out, sources)}")
+    typer.echo(f"Written: {write_report(lines, out, data_files)}")
 
 
-def _names(given: str | None) -> tuple[str, ...] | None:
-    return tuple(name.strip() for name in given.split(",") if name.strip()) if given else None
+def _names(text: str | None) -> tuple[str, ...] | None:
+    return tuple(name.strip() for name in text.split(",") if name.strip()) if text else None
 
 
-def _numbers(option: str, given: str) -> tuple[int, ...]:
+def _numbers(option: str, text: str) -> tuple[int, ...]:
     from kedge.errors import ConfigError
 
-    found: list[int] = []
+    numbers: list[int] = []
     try:
-        for part in given.split(","):
+        for part in text.split(","):
             first, _, last = part.partition("-")
-            found += range(int(first), int(last or first) + 1)
+            numbers += range(int(first), int(last or first) + 1)
     except ValueError:
-        raise ConfigError(f"{option} takes numbers such as 0-4 or 0,1,2, found {given!r}.") from None
-    if not found:
+        raise ConfigError(f"{option} takes numbers such as 0-4 or 0,1,2, found {text!r}.") from None
+    if not numbers:
         raise ConfigError(f"{option} is empty.")
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(numbers))

@@ -7,16 +7,11 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["register"]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("serve")(serve)
+from kedge.cli.options import GalleryArgument
 
 
 def serve(
-    gallery: Annotated[str, typer.Argument(help="The gallery's folder or address (s3://…).")],
+    gallery: GalleryArgument,
     host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 for all of them.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 8000,
     writable: Annotated[

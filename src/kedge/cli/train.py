@@ -1,4 +1,4 @@
-"""`kedge train`: a folder of pictures, or a dataset by name, becomes a model."""
+"""`kedge train`: a folder of images, or a dataset by name, becomes a model."""
 
 from __future__ import annotations
 
@@ -11,27 +11,20 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["register"]
-
 _SWEEP = {"-m", "--multirun"}
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("train", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(train)
 
 
 def train(
     context: typer.Context,
     folder: Annotated[Path | None, typer.Option(help="Where the run goes; by default below runs/.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with an interrupted run: its folder.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Resume an interrupted run: its folder.")] = None,
     trust: Annotated[
         bool, typer.Option("--trust", help="With --resume: run whatever classes the run names, Kedge's own or not.")
     ] = False,
 ) -> None:
     """Train an encoder around class anchors.
 
-    kedge train photos/                                 pictures in class folders
+    kedge train photos/                                 images in class folders
 
     kedge train dataset=cifar100 loss=cam recipe=kedge  a dataset by name
 
@@ -54,7 +47,7 @@ def train(
                 raise ConfigError("--resume names the run's folder: leave out --folder.")
             else:
                 resume_run(resume, arguments, trust=trust)
-                _say_next(resume)
+                _print_next_step(resume)
     except Interrupted as stopped:
         typer.echo(f"kedge: {stopped}", err=True)
         sys.exit(130)
@@ -75,14 +68,14 @@ def _start(arguments: list[str], folder: Path | None) -> None:
     if folder is not None:
         arguments.append(f"hydra.{'sweep' if _SWEEP & {*arguments} else 'run'}.dir={quoted(folder)}")
     _check(arguments)
-    # A note, not a variable: a launcher may run the jobs of a sweep in other processes.
-    note = Path(tempfile.mkdtemp(prefix="kedge-"), "failed")
+    # A file, not a variable: a launcher may run the jobs of a sweep in other processes.
+    failure_marker = Path(tempfile.mkdtemp(prefix="kedge-"), "failed")
 
     def task(config: DictConfig) -> None:
-        place = Path(HydraConfig.get().runtime.output_dir)
-        place = place.relative_to(Path.cwd()) if place.is_relative_to(Path.cwd()) else place
+        run = Path(HydraConfig.get().runtime.output_dir)
+        run = run.relative_to(Path.cwd()) if run.is_relative_to(Path.cwd()) else run
         try:
-            start_run(config, place)
+            start_run(config, run)
         except KedgeError as error:
             # Hydra would wrap it in a traceback of its own.
             if is_rank_zero():
@@ -91,16 +84,16 @@ def _start(arguments: list[str], folder: Path | None) -> None:
             if isinstance(error, Interrupted):
                 sys.exit(130)
             with contextlib.suppress(OSError):
-                note.touch()  # the other jobs of a sweep go on
+                failure_marker.touch()  # the other jobs of a sweep go on
         else:
-            _say_next(place)
+            _print_next_step(run)
 
     # Hydra wants its overrides together: a sweep's flag may stand anywhere among them.
     arguments.sort(key=lambda argument: argument in _SWEEP)
     sys.argv = ["kedge train", *arguments]
     hydra.main(version_base="1.3", config_path="pkg://kedge.config", config_name="train")(task)()
-    failed = note.exists()
-    shutil.rmtree(note.parent, ignore_errors=True)
+    failed = failure_marker.exists()
+    shutil.rmtree(failure_marker.parent, ignore_errors=True)
     if failed:
         sys.exit(2)
 
@@ -116,9 +109,9 @@ def _check(arguments: list[str]) -> None:
             compose(job)
 
 
-def _say_next(folder: Path) -> None:
+def _print_next_step(folder: Path) -> None:
     from kedge.distributed import is_rank_zero
 
-    # Of several machines, one has the run.
+    # Of several machines, rank 0's has the run.
     if is_rank_zero() and (folder / "model").exists():
         typer.echo(f"Model in {folder / 'model'}. Measure it with: kedge evaluate {folder}")

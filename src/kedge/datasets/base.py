@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,11 @@ class Dataset:
             )
 
     def fingerprint(self) -> str:
-        """16 hex digits that change with any label or pixel of either split."""
+        """16 hex digits that change with any label or pixel of either split, hashed once."""
+        return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
         digest = hashlib.sha256()
         for pictures in (self.train, self.test):
             digest.update(repr((len(pictures), pictures.size)).encode())

@@ -1,4 +1,4 @@
-"""ImageSplit of a dataset as files: class folders that `kedge train` and `kedge index` take."""
+"""Images of a dataset as files: class folders that `kedge train` and `kedge index` take."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def folder(path: str | Path, size: int = 224, test_fraction: float = 0.1, seed: 
     """Read class folders, each picture resized and cropped to ``size`` pixels.
 
     ``path`` holds the class folders, of which ``test_fraction`` is split off for testing; or it holds
-    ``train/`` and ``test/`` (or ``val/``), each with class folders. ImageSplit that cannot be read are skipped
+    ``train/`` and ``test/`` (or ``val/``), each with class folders. Images that cannot be read are skipped
     and listed.
     """
     if size < 1:
@@ -101,7 +101,7 @@ def _check_singles(base: Path, classes: np.ndarray, labels: np.ndarray, test_fra
 
 
 def _loose(folders: Sequence[Path]) -> list[tuple[str, str]]:
-    """ImageSplit beside the class folders instead of inside one."""
+    """Images beside the class folders instead of inside one."""
     beside = (file for folder in folders for file in sorted(folder.iterdir()) if file.is_file())
     return [
         (str(file), "lies outside the class folders")

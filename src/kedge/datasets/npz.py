@@ -18,7 +18,7 @@ _NEEDED = ("x_train", "y_train", "x_test", "y_test")
 def arrays(path: str | Path, flip: bool = True) -> Dataset:
     """Read x_train, y_train, x_test, y_test and, if there are names, classes from an .npz file.
 
-    ImageSplit are uint8, N x H x W x 3 or, grey, N x H x W; labels are integers from 0.
+    Images are uint8, N x H x W x 3 or, grey, N x H x W; labels are integers from 0.
     """
     path = Path(path).expanduser()
     found = _load(path)

@@ -1,12 +1,10 @@
-"""How well a model retrieves: the protocol over embeddings, its report, and pictures of what was found."""
+"""How well a model retrieves: the evaluation protocol over embeddings, its report, and plots of hits."""
 
 from __future__ import annotations
 
-from kedge.evaluation.figures import retrieval_grid, top_hits
-from kedge.evaluation.protocol import evaluate, evaluate_embeddings
-from kedge.evaluation.report import METHODS, METRICS, Report
-from kedge.evaluation.routing import route
-from kedge.evaluation.tables import compare
+from kedge.evaluation.plots import retrieval_grid, top_hits
+from kedge.evaluation.protocol import evaluate, evaluate_embeddings, route
+from kedge.evaluation.report import METHODS, METRICS, Report, compare
 
 __all__ = [
     "METHODS",

@@ -1,4 +1,4 @@
-"""The protocol: test images are queries, the whole training set is the gallery, five ways to search it."""
+"""The protocol: test images are queries, the whole training set is the gallery, five search methods."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from kedge.datasets import Dataset, ImageSplit, as_dataset, is_external
 from kedge.distributed import all_gather_rows, broadcast_object, shard_range, world_size
 from kedge.errors import ConfigError, DataError
 from kedge.evaluation.report import METRICS, Report
-from kedge.evaluation.routing import route
 from kedge.metrics import Ranking, accuracy, rank_relevant
 from kedge.metrics.distances import DEFAULT_MEMORY
 from kedge.metrics.inputs import Array
@@ -24,7 +23,17 @@ from kedge.metrics.ranking import Rest
 from kedge.model import Model, embed_split
 
 _BATCH = {"cpu": 256, "cuda": 2048}
-"""ImageSplit embedded at a time."""
+"""Images embedded at a time."""
+ROUTE_CHUNK = 16_384
+"""Class scores are made for so many embeddings at a time: they need embeddings × classes numbers."""
+
+
+def route(model: Model, embeddings: Tensor) -> Tensor:
+    """The class whose list each embedding is sent to: the one with the highest score."""
+    if len(embeddings) == 0:
+        return torch.empty(0, dtype=torch.int64, device=embeddings.device)
+    chunks = torch.split(embeddings, ROUTE_CHUNK)
+    return torch.cat([model.scores(chunk).argmax(dim=1) for chunk in chunks])
 
 
 def evaluate_embeddings(
@@ -42,20 +51,20 @@ def evaluate_embeddings(
 
     A route is the class a model sends an embedding to (the nearest anchor, the classifier's choice, the
     nearest class mean). Queries look into the list of their route; items sit in the list of their label
-    (label lists) or of their own route (anchor lists). Several processes, which all have the same embeddings, rank a
-    share of the queries each.
+    (label lists) or of their own route (anchor lists). Under torch.distributed, where all ranks have the same
+    embeddings, each rank ranks a shard of the queries.
     """
-    shared = len(queries) >= world_size() > 1
-    share = shard_range(len(queries)) if shared else range(len(queries))
-    own = slice(share.start, share.stop)
+    sharded = len(queries) >= world_size() > 1
+    shard = shard_range(len(queries)) if sharded else range(len(queries))
+    own = slice(shard.start, shard.stop)
 
     def search(
-        lists: Array | None = None, rest: Rest = "dropped", among: tuple[Array, Array] = (queries, gallery)
+        lists: Array | None = None, rest: Rest = "dropped", vectors: tuple[Array, Array] = (queries, gallery)
     ) -> Ranking:
         ranking = rank_relevant(
-            among[0][own],
+            vectors[0][own],
             query_labels[own],
-            among[1],
+            vectors[1],
             gallery_labels,
             ks=(1, 20, 100),
             query_lists=None if lists is None else query_routes[own],
@@ -63,12 +72,12 @@ def evaluate_embeddings(
             rest=rest,
             memory=memory,
         )
-        return _of_all(ranking) if shared else ranking
+        return _all_gather(ranking) if sharded else ranking
 
     brute_force = search()
     return Report(
         brute_force=_scores(brute_force),
-        brute_force_cosine=_scores(search(among=(_unit(queries), _unit(gallery)))),
+        brute_force_cosine=_scores(search(vectors=(_normalize(queries), _normalize(gallery)))),
         label_lists=_scores(search(gallery_labels)),
         label_lists_rest_last=_scores(search(gallery_labels, rest="last")),
         anchor_lists=_scores(search(gallery_routes)),
@@ -86,9 +95,9 @@ def evaluate(model: Model, dataset: Any, *, batch_size: int | None = None, limit
 
     ``dataset`` is one of ``kedge.datasets``, a map-style dataset of PyTorch, or a Hugging Face ``Dataset`` or
     ``DatasetDict``; of one without a test split, the share that training leaves out by default.
-    ``batch_size`` is the device's business if None. ``limit`` takes that many queries, spread evenly over the test
-    set; the gallery stays whole. In a process group of torch.distributed all processes must call this: each embeds
-    and ranks a share, and all return the same report.
+    ``batch_size`` depends on the device if None. ``limit`` takes that many queries, spread evenly over the test set;
+    the gallery stays whole. In a process group of torch.distributed all ranks must call this: each embeds and ranks a
+    shard, and all return the same report.
     """
     if isinstance(model, Model) and is_external(dataset):
         dataset = as_dataset(dataset, most=model.preprocessing.size or 224, classes=model.classes)
@@ -105,24 +114,24 @@ def evaluate(model: Model, dataset: Any, *, batch_size: int | None = None, limit
     if limit is not None and limit < 1:
         raise ConfigError(f"limit is {limit}; give at least 1, or None for every query.")
     if len(dataset.test) == 0:
-        raise DataError(f"{dataset.name} has no test pictures to use as queries; hold some out.")
-    asked = dataset.test
-    if limit is not None and limit < len(asked):
-        asked = asked.subset(np.arange(limit) * len(asked) // limit)
+        raise DataError(f"{dataset.name} has no test images to use as queries; hold some out.")
+    test = dataset.test
+    if limit is not None and limit < len(test):
+        test = test.subset(np.arange(limit) * len(test) // limit)
     if batch_size is None:
         batch_size = _BATCH.get(model.device.type, _BATCH["cpu"])
     started = time.perf_counter()
-    queries, asked_routes = _embedded(model, asked, batch_size, "queries")
-    gallery, gallery_routes = _embedded(model, dataset.train, batch_size, "gallery")
+    queries, query_routes = _embed(model, test, batch_size, "queries")
+    gallery, gallery_routes = _embed(model, dataset.train, batch_size, "gallery")
     if model.device.type == "cuda":
         torch.cuda.synchronize()
     embedded = time.perf_counter()
     report = evaluate_embeddings(
         queries,
-        asked.labels,
+        test.labels,
         gallery,
         dataset.train.labels,
-        query_routes=asked_routes,
+        query_routes=query_routes,
         gallery_routes=gallery_routes,
         meta={
             "model": model.encoder.name,
@@ -143,24 +152,24 @@ def evaluate(model: Model, dataset: Any, *, batch_size: int | None = None, limit
     return replace(report, meta={**report.meta, "seconds": broadcast_object(seconds)})
 
 
-def _embedded(model: Model, pictures: ImageSplit, batch_size: int, title: str) -> tuple[Tensor, Tensor]:
-    """Embeddings and routes of all pictures, of which each process makes a share: whole batches, where it can."""
-    shared = len(pictures) >= world_size() > 1
-    if shared:
-        share = shard_range(len(pictures), whole=batch_size)
-        pictures = pictures.subset(np.arange(share.start, share.stop))
-    embeddings = embed_split(model.embed_pixels, pictures, batch_size=batch_size, title=title)
+def _embed(model: Model, images: ImageSplit, batch_size: int, title: str) -> tuple[Tensor, Tensor]:
+    """Embeddings and routes of all images, of which each rank embeds a shard: whole batches, where it can."""
+    sharded = len(images) >= world_size() > 1
+    if sharded:
+        shard = shard_range(len(images), whole=batch_size)
+        images = images.subset(np.arange(shard.start, shard.stop))
+    embeddings = embed_split(model.embed_pixels, images, batch_size=batch_size, title=title)
     routes = route(model, embeddings)
-    return (all_gather_rows(embeddings), all_gather_rows(routes)) if shared else (embeddings, routes)
+    return (all_gather_rows(embeddings), all_gather_rows(routes)) if sharded else (embeddings, routes)
 
 
-def _of_all(ranking: Ranking) -> Ranking:
-    """The scores of all processes' queries."""
+def _all_gather(ranking: Ranking) -> Ranking:
+    """The scores of all ranks' queries."""
     precision = {k: all_gather_rows(values) for k, values in ranking.precision.items()}
     return Ranking(all_gather_rows(ranking.average_precision), precision, all_gather_rows(ranking.relevant))
 
 
-def _unit(embeddings: Array) -> Tensor:
+def _normalize(embeddings: Array) -> Tensor:
     """Embeddings of length 1, whose Euclidean distances rank as their cosines do."""
     return torch.nn.functional.normalize(torch.as_tensor(embeddings), dim=1)
 

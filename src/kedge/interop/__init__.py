@@ -1,4 +1,4 @@
-"""Models and vectors carried to the tools people have already: ONNX, torch.export, vector files, scikit-learn."""
+"""Models and vectors for other tools: ONNX, torch.export, vector files, scikit-learn."""
 
 from __future__ import annotations
 

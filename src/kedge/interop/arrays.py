@@ -1,4 +1,4 @@
-"""Vectors as NumPy arrays: `.npz` of a gallery, `.npz` and `.npy` of others. Nothing is pickled."""
+"""Vectors as NumPy arrays: `.npz` exports, and anyone's `.npz` and `.npy` files. Nothing is pickled."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ import numpy as np
 import pyarrow as pa
 
 from kedge.errors import DataError
-from kedge.interop.carried import HOME, VECTOR, Carried, Rows, gathered, matrix, reading, vector_column
+from kedge.interop.manifest import LIST, VECTOR, Manifest, Rows, coalesce, to_matrix, vector_column, wrap_read_errors
 
 __all__ = ["read_arrays", "write_npz"]
 
-_NAMES = {"id": "ids", VECTOR: "vectors", "label": "labels", "path": "paths", HOME: "lists"}
-"""What the columns of every gallery are called as arrays; metadata is called metadata.NAME."""
+_NAMES = {"id": "ids", VECTOR: "vectors", "label": "labels", "path": "paths", LIST: "lists"}
+"""The array names of a gallery's columns; metadata columns are called metadata.NAME."""
 _MISSING, _ARROW = ".missing", ".arrow"
-_ABOUT, _ANCHORS, _SCHEMA = "kedge", "anchors", "kedge.schema"
+_MANIFEST, _ANCHORS, _SCHEMA = "kedge", "anchors", "kedge.schema"
 _BATCH = 8192
 
 
-def write_npz(stream: IO[bytes], carried: Carried, rows: Rows, source: Path) -> None:
-    """Write one array per column; the vectors a batch at a time, the others at the end."""
-    others: list[pa.RecordBatch] = []
+def write_npz(stream: IO[bytes], manifest: Manifest, rows: Rows, source: Path) -> None:
+    """Write one array per column; the vectors batch by batch, the others at the end."""
+    rest: list[pa.RecordBatch] = []
     with zipfile.ZipFile(stream, "w", allowZip64=True) as archive:
         with archive.open("vectors.npy", "w", force_zip64=True) as member:
-            header = {"descr": "<f4", "fortran_order": False, "shape": (rows.count, carried.dim)}
+            header = {"descr": "<f4", "fortran_order": False, "shape": (rows.count, manifest.dim)}
             np.lib.format.write_array_header_1_0(member, header)
-            seen = 0
-            for batch in gathered(rows.batches()):
-                vectors = matrix(batch.column(VECTOR), carried.dim, source, seen)
+            count = 0
+            for batch in coalesce(rows.batches()):
+                vectors = to_matrix(batch.column(VECTOR), manifest.dim, source, count)
                 member.write(np.ascontiguousarray(vectors, "<f4").data)
-                seen += len(batch)
-                others.append(batch.drop_columns([VECTOR]))
+                count += len(batch)
+                rest.append(batch.drop_columns([VECTOR]))
         schema = pa.schema([field for field in rows.schema if field.name != VECTOR])
-        table = pa.Table.from_batches(others, schema).combine_chunks()
+        table = pa.Table.from_batches(rest, schema).combine_chunks()
         arrays: dict[str, np.ndarray] = {}
         for name in table.column_names:
-            arrays |= _as_arrays(_key(name), table.column(name))
-        arrays[_ABOUT] = np.array(carried.written())
-        arrays[_ANCHORS] = carried.anchors
+            arrays |= _to_arrays(_key(name), table.column(name))
+        arrays[_MANIFEST] = np.array(manifest.to_json())
+        arrays[_ANCHORS] = manifest.anchors
         arrays[_SCHEMA] = np.frombuffer(schema.serialize(), np.uint8)
         for name, values in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
@@ -53,7 +53,7 @@ def _key(column: str) -> str:
     return _NAMES.get(column, f"metadata.{column}")
 
 
-def _as_arrays(key: str, column: pa.ChunkedArray) -> dict[str, np.ndarray]:
+def _to_arrays(key: str, column: pa.ChunkedArray) -> dict[str, np.ndarray]:
     """A column as an array and a mask of what is missing; as Arrow's own bytes where NumPy has no such type."""
     missing = np.asarray(column.is_null())
     mask = {f"{key}{_MISSING}": missing} if missing.any() else {}
@@ -71,7 +71,7 @@ def _as_arrays(key: str, column: pa.ChunkedArray) -> dict[str, np.ndarray]:
     return {f"{key}{_ARROW}": np.frombuffer(sink.getvalue(), np.uint8)}
 
 
-def _as_column(arrays: dict[str, np.ndarray], key: str, field: pa.Field) -> pa.Array:
+def _to_column(arrays: dict[str, np.ndarray], key: str, field: pa.Field) -> pa.Array:
     if f"{key}{_ARROW}" in arrays:
         with pa.ipc.open_stream(arrays[f"{key}{_ARROW}"].tobytes()) as reader:
             column = reader.read_all().column("column").combine_chunks()
@@ -79,58 +79,55 @@ def _as_column(arrays: dict[str, np.ndarray], key: str, field: pa.Field) -> pa.A
     return pa.array(arrays[key], field.type, mask=arrays.get(f"{key}{_MISSING}"))
 
 
-def read_arrays(source: Path, vectors: str | None = None) -> tuple[Rows, Carried | None]:
-    """The rows of a file, and what a file of ours says. `vectors` names an array of others'."""
-    with reading(source, "NumPy arrays"):
+def read_arrays(source: Path, vectors: str | None = None) -> tuple[Rows, Manifest | None]:
+    """The rows of a file, and the manifest of an export. `vectors` names an array of any other file."""
+    with wrap_read_errors(source, "NumPy arrays"):
         if source.suffix == ".npy":
             return _rows(source, {VECTOR: np.load(source, mmap_mode="r", allow_pickle=False)}, VECTOR), None
         with np.load(source, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
-        if _ABOUT not in arrays:
-            return _foreign(source, arrays, vectors), None
-        carried = Carried.read(str(arrays[_ABOUT]), arrays[_ANCHORS], source)
+        if _MANIFEST not in arrays:
+            return _foreign_rows(source, arrays, vectors), None
+        manifest = Manifest.from_json(str(arrays[_MANIFEST]), arrays[_ANCHORS], source)
         columns: dict[str, Any] = {VECTOR: arrays["vectors"]}
         for field in pa.ipc.read_schema(pa.BufferReader(arrays[_SCHEMA].tobytes())):
-            columns[field.name] = _as_column(arrays, _key(field.name), field)
-        return _rows(source, columns, VECTOR), carried
+            columns[field.name] = _to_column(arrays, _key(field.name), field)
+        return _rows(source, columns, VECTOR), manifest
 
 
-def _foreign(source: Path, arrays: dict[str, np.ndarray], vectors: str | None) -> Rows:
+def _foreign_rows(source: Path, arrays: dict[str, np.ndarray], vectors: str | None) -> Rows:
     """The matrix, and every array that has one value for each of its rows."""
-    wide = {name: values for name, values in arrays.items() if values.ndim == 2 and values.dtype.kind == "f"}
-    usual = [name for name in ("vectors", "embeddings", "vector", VECTOR, "X", "x") if name in wide]
-    name = vectors or (usual or [*wide, ""])[0]
-    if name not in arrays or (vectors is None and not usual and len(wide) != 1):
-        raise DataError(f"{source} has the matrices {', '.join(wide) or 'none'}: say with vectors= which to import.")
-    matrix = arrays.pop(name)
-    count = len(matrix) if matrix.ndim else 0
-    fitting = {
-        one: values for one, values in arrays.items() if values.shape == (count,) and values.dtype.kind in "biufU"
+    matrices = {name: values for name, values in arrays.items() if values.ndim == 2 and values.dtype.kind == "f"}
+    usual = [name for name in ("vectors", "embeddings", "vector", VECTOR, "X", "x") if name in matrices]
+    key = vectors or (usual or [*matrices, ""])[0]
+    if key not in arrays or (vectors is None and not usual and len(matrices) != 1):
+        listed = ", ".join(matrices) or "none"
+        raise DataError(f"{source} has the matrices {listed}: say with vectors= which to import.")
+    matrix = arrays.pop(key)
+    shape = (len(matrix) if matrix.ndim else 0,)
+    columns = {
+        name: values for name, values in arrays.items() if values.shape == shape and values.dtype.kind in "biufU"
     }
-    return _rows(source, {**fitting, name: matrix}, name)
+    return _rows(source, {**columns, key: matrix}, key)
 
 
-def _rows(source: Path, columns: dict[str, Any], name: str) -> Rows:
-    vectors = columns[name]
+def _rows(source: Path, columns: dict[str, Any], key: str) -> Rows:
+    vectors = columns[key]
     if vectors.ndim != 2 or vectors.shape[1] == 0 or vectors.dtype.kind not in "fiu":
-        raise DataError(f"The array {name} of {source} is no matrix of numbers: its shape is {vectors.shape}.")
-    for one, values in columns.items():
+        raise DataError(f"The array {key} of {source} is no matrix of numbers: its shape is {vectors.shape}.")
+    for name, values in columns.items():
         if len(values) != len(vectors):
-            raise DataError(f"The array {one} of {source} has {len(values)} entries for {len(vectors)} vectors.")
+            raise DataError(f"The array {name} of {source} has {len(values)} entries for {len(vectors)} vectors.")
 
     def batch(start: int) -> pa.RecordBatch:
-        some = slice(start, start + _BATCH)
-        parts = {one: values[some] for one, values in columns.items()}
-        parts[name] = vector_column(np.asarray(parts[name]))
-        return pa.RecordBatch.from_arrays([_arrow(part) for part in parts.values()], names=list(parts))
+        parts = {name: values[start : start + _BATCH] for name, values in columns.items()}
+        parts[key] = vector_column(np.asarray(parts[key]))
+        arrays = [part if isinstance(part, pa.Array) else pa.array(part) for part in parts.values()]
+        return pa.RecordBatch.from_arrays(arrays, names=list(parts))
 
     def batches() -> Iterator[pa.RecordBatch]:
-        with reading(source, "NumPy arrays"):
+        with wrap_read_errors(source, "NumPy arrays"):
             for start in range(0, len(vectors), _BATCH):
                 yield batch(start)
 
     return Rows(batch(len(vectors)).schema, len(vectors), batches)
-
-
-def _arrow(values: Any) -> pa.Array:
-    return values if isinstance(values, pa.Array) else pa.array(values)

@@ -1,4 +1,4 @@
-"""Which columns of somebody else's rows are vectors, labels and paths."""
+"""Which columns of a file that Kedge did not write are vectors, labels and paths."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ import pyarrow.compute as pc
 
 from kedge.errors import ConfigError, DataError
 from kedge.gallery.schema import COLUMNS
-from kedge.interop.carried import VECTOR, Rows, first_line, matrix, vector_column
+from kedge.interop.manifest import VECTOR, Rows, first_line, to_matrix, vector_column
 
-__all__ = ["chosen", "dim_of"]
+__all__ = ["embedding_dim", "gallery_columns"]
 
-_USUAL = {
+_USUAL_NAMES = {
     VECTOR: (VECTOR, "embeddings", "vector", "vectors", "X", "x"),
     "label": ("label", "labels", "y"),
     "path": ("path", "paths"),
 }
 _ARGUMENTS = {VECTOR: "vectors", "label": "labels", "path": "paths"}
 _INDEX = "__index_level_"
-"""How pandas calls the numbers of its rows."""
+"""The prefix of the index columns that pandas writes."""
 
 
-def chosen(rows: Rows, source: Path, *, vectors: str | None, labels: str | None, paths: str | None) -> Rows:
+def gallery_columns(rows: Rows, source: Path, *, vectors: str | None, labels: str | None, paths: str | None) -> Rows:
     """The same rows with the columns of a gallery: vectors, labels and paths, the others as metadata."""
     if not rows.count:
         raise DataError(f"{source} holds no vectors.")
     parts = {VECTOR: _vectors(rows.schema, source, vectors)}
-    for part, wanted in (("label", labels), ("path", paths)):
-        if (name := _named(rows.schema, source, part, wanted, rows.schema.names)) is not None:
+    for part, given in (("label", labels), ("path", paths)):
+        if (name := _column(rows.schema, source, part, given, rows.schema.names)) is not None:
             parts[part] = name
     dim = _width(rows, parts[VECTOR], source)
     others = [
@@ -42,9 +42,9 @@ def chosen(rows: Rows, source: Path, *, vectors: str | None, labels: str | None,
     if len(sources) < len(parts) + len(others):
         raise ConfigError(f"{source} has both a column and its source_ twin: rename one of them.")
 
-    def kept(name: str, column: pa.Array, first: int) -> pa.Array:
+    def convert(name: str, column: pa.Array, first: int) -> pa.Array:
         if name == VECTOR:
-            return vector_column(matrix(column, dim, source, first))
+            return vector_column(to_matrix(column, dim, source, first))
         if pa.types.is_dictionary(column.type):
             column = column.dictionary_decode()
         return _text(column, sources[name], source) if name in parts else column
@@ -52,35 +52,35 @@ def chosen(rows: Rows, source: Path, *, vectors: str | None, labels: str | None,
     def batches() -> Iterator[pa.RecordBatch]:
         first = 0
         for batch in rows.batches():
-            columns = [kept(name, batch.column(one), first) for name, one in sources.items()]
+            columns = [convert(name, batch.column(original), first) for name, original in sources.items()]
             yield pa.RecordBatch.from_arrays(columns, names=list(sources))
             first += len(batch)
 
     return Rows(next(batches()).schema, rows.count, batches)
 
 
-def dim_of(rows: Rows) -> int:
-    """How many numbers a vector has."""
+def embedding_dim(rows: Rows) -> int:
+    """The dimension of the vectors."""
     return int(rows.schema.field(VECTOR).type.list_size)
 
 
-def _vectors(schema: pa.Schema, source: Path, wanted: str | None) -> str:
+def _vectors(schema: pa.Schema, source: Path, given: str | None) -> str:
     fitting = [field.name for field in schema if _is_vector(field.type)]
-    name = _named(schema, source, VECTOR, wanted, fitting) or (fitting[0] if len(fitting) == 1 else None)
+    name = _column(schema, source, VECTOR, given, fitting) or (fitting[0] if len(fitting) == 1 else None)
     if name is None:
-        found = f"{', '.join(fitting)}: say with vectors= which one to import" if fitting else "no column of vectors"
-        raise ConfigError(f"{source} has {found}.")
+        listed = f"{', '.join(fitting)}: say with vectors= which one to import" if fitting else "no column of vectors"
+        raise ConfigError(f"{source} has {listed}.")
     if name not in fitting:
         raise ConfigError(f"vectors={name!r} must be a column of lists of numbers, found {schema.field(name).type}.")
     return name
 
 
-def _named(schema: pa.Schema, source: Path, part: str, wanted: str | None, fitting: list[str]) -> str | None:
-    if wanted is None:
-        return next((name for name in _USUAL[part] if name in fitting), None)
-    if wanted not in schema.names:
-        raise ConfigError(f"{_ARGUMENTS[part]}={wanted!r} is no column of {source}: it has {', '.join(schema.names)}.")
-    return wanted
+def _column(schema: pa.Schema, source: Path, part: str, given: str | None, fitting: list[str]) -> str | None:
+    if given is None:
+        return next((name for name in _USUAL_NAMES[part] if name in fitting), None)
+    if given not in schema.names:
+        raise ConfigError(f"{_ARGUMENTS[part]}={given!r} is no column of {source}: it has {', '.join(schema.names)}.")
+    return given
 
 
 def _is_vector(kind: pa.DataType) -> bool:

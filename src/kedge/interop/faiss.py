@@ -2,136 +2,137 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from kedge.errors import ConfigError, DataError
-from kedge.interop.carried import HOME, VECTOR, Carried, Rows, gathered, matrix, reading, vector_column
+from kedge.deps import require
+from kedge.errors import DataError
+from kedge.interop.manifest import LIST, VECTOR, Manifest, Rows, coalesce, to_matrix, vector_column, wrap_read_errors
 from kedge.interop.parquet import read_parquet, write_parquet
 from kedge.io import atomic_write
 
-__all__ = ["beside", "read_faiss", "write_faiss"]
+__all__ = ["read_faiss", "sidecar_path", "write_faiss"]
 
 _BATCH = 8192
-_UNIT = 1e-3
+_UNIT_TOLERANCE = 1e-3
+Reconstruct = Callable[[np.ndarray], np.ndarray]
+"""From positions in an index to vectors."""
 
 
-def beside(index: Path) -> Path:
-    """The file of labels, paths and metadata that belongs to an index."""
+def sidecar_path(index: Path) -> Path:
+    """The Parquet file with the labels, paths and metadata of an index."""
     return index.with_name(f"{index.name}.parquet")
 
 
-def write_faiss(final: Path, carried: Carried, rows: Rows, source: Path) -> None:
-    """Write an `IndexIVFFlat` with the anchors as its centroids, ids and lists as they are, and the rest beside it.
+def write_faiss(final: Path, manifest: Manifest, rows: Rows, source: Path) -> None:
+    """Write an `IndexIVFFlat` with the anchors as its centroids, the same ids and lists, and the sidecar.
 
     The index is built in memory: that is how FAISS searches it, too.
     """
-    faiss = _library()
+    faiss = _faiss()
     from faiss.contrib import ivf_tools
 
-    index_homes: Any = ivf_tools.add_preassigned
-    quantizer = faiss.IndexFlatL2(carried.dim)
-    quantizer.add(np.ascontiguousarray(carried.anchors))
-    index = faiss.IndexIVFFlat(quantizer, carried.dim, len(carried.anchors), faiss.METRIC_L2)
+    add_preassigned: Any = ivf_tools.add_preassigned
+    quantizer = faiss.IndexFlatL2(manifest.dim)
+    quantizer.add(np.ascontiguousarray(manifest.anchors))
+    index = faiss.IndexIVFFlat(quantizer, manifest.dim, len(manifest.anchors), faiss.METRIC_L2)
 
-    def added() -> Iterator[pa.RecordBatch]:
-        for batch in gathered(rows.batches()):
-            vectors = np.ascontiguousarray(matrix(batch.column(VECTOR), carried.dim, source, index.ntotal))
-            homes = np.asarray(batch.column(HOME)).astype(np.int64)
-            index_homes(index, vectors, homes, np.ascontiguousarray(batch.column("id"), np.int64))
+    def index_batches() -> Iterator[pa.RecordBatch]:
+        """Adds each batch to the index, and yields what belongs into the sidecar."""
+        for batch in coalesce(rows.batches()):
+            vectors = np.ascontiguousarray(to_matrix(batch.column(VECTOR), manifest.dim, source, index.ntotal))
+            lists = np.asarray(batch.column(LIST)).astype(np.int64)
+            add_preassigned(index, vectors, lists, np.ascontiguousarray(batch.column("id"), np.int64))
             yield batch.drop_columns([VECTOR])
 
-    others = pa.schema([field for field in rows.schema if field.name != VECTOR])
+    schema = pa.schema([field for field in rows.schema if field.name != VECTOR])
     # The index gets its name last.
-    with atomic_write(final) as stream, atomic_write(beside(final)) as sidecar:
-        write_parquet(sidecar, carried, Rows(others, rows.count, added), with_anchors=False)
+    with atomic_write(final) as stream, atomic_write(sidecar_path(final)) as sidecar:
+        write_parquet(sidecar, manifest, Rows(schema, rows.count, index_batches), with_anchors=False)
         faiss.write_index(index, faiss.PyCallbackIOWriter(stream.write))
 
 
-def read_faiss(source: Path) -> tuple[Rows, Carried | None, np.ndarray | None]:
-    """The rows of an index, what the file beside one of ours says, and the centroids of an inverted file."""
-    faiss = _library()
-    with reading(source, "a FAISS index"):
+def read_faiss(source: Path) -> tuple[Rows, Manifest | None, np.ndarray | None]:
+    """The rows of an index, the manifest in the sidecar of an export, and the centroids of an IVF index."""
+    faiss, sidecar = _faiss(), sidecar_path(source)
+    mismatch = DataError(f"{source} and {sidecar.name} do not belong together: export the gallery again.")
+    with wrap_read_errors(source, "a FAISS index"):
         source.stat()
         index = faiss.read_index(str(source))
-        ids, fetch, centres = _contents(faiss, index)
-        if not beside(source).exists():
-            return _foreign(faiss, source, index, ids, fetch), None, centres
-        if centres is None:
-            raise DataError(f"{source} and {beside(source).name} do not belong together: export the gallery again.")
-        rows, carried = read_parquet(beside(source), centres)
-    if carried is None:
-        raise DataError(f"{beside(source)} says nothing of a gallery: put it elsewhere, or export the gallery again.")
+        ids, reconstruct, centroids = _contents(faiss, index)
+        if not sidecar.exists():
+            return _foreign_rows(faiss, source, index, ids, reconstruct), None, centroids
+        if centroids is None:
+            raise mismatch
+        rows, manifest = read_parquet(sidecar, centroids)
+    if manifest is None:
+        raise DataError(f"{sidecar} says nothing of a gallery: put it elsewhere, or export the gallery again.")
     order = np.argsort(ids)
     sorted_ids = ids[order]
 
-    def batches(_owner: Any = index) -> Iterator[pa.RecordBatch]:  # what is fetched from lives as long as it
-        with reading(source, "a FAISS index"):
+    def batches(_owner: Any = index) -> Iterator[pa.RecordBatch]:  # `reconstruct` needs the index to stay alive
+        with wrap_read_errors(source, "a FAISS index"):
             for batch in rows.batches():
-                wanted = np.asarray(batch.column("id"))
-                spots = np.minimum(np.searchsorted(sorted_ids, wanted), len(sorted_ids) - 1)
-                if len(ids) != rows.count or not np.array_equal(sorted_ids[spots], wanted):
-                    raise DataError(
-                        f"{source} and {beside(source).name} do not belong together: export the gallery again."
-                    )
-                yield batch.append_column(VECTOR, vector_column(fetch(order[spots])))
+                batch_ids = np.asarray(batch.column("id"))
+                places = np.minimum(np.searchsorted(sorted_ids, batch_ids), len(sorted_ids) - 1)
+                if len(ids) != rows.count or not np.array_equal(sorted_ids[places], batch_ids):
+                    raise mismatch
+                yield batch.append_column(VECTOR, vector_column(reconstruct(order[places])))
 
     schema = rows.schema.append(pa.field(VECTOR, pa.list_(pa.float32(), index.d)))
-    return Rows(schema, rows.count, batches), carried, None
+    return Rows(schema, rows.count, batches), manifest, None
 
 
-_Fetch = Callable[[np.ndarray], np.ndarray]
-
-
-def _contents(faiss: Any, index: Any) -> tuple[np.ndarray, _Fetch, np.ndarray | None]:
-    """The id of each vector, a way to the vectors by their places, and the centroids if there are any."""
+def _contents(faiss: Any, index: Any) -> tuple[np.ndarray, Reconstruct, np.ndarray | None]:
+    """The id of each vector, a function that reconstructs vectors, and the centroids if there are any."""
     index = faiss.downcast_index(index)
+
+    def empty(count: int) -> np.ndarray:
+        # FAISS would return tensors once its `contrib.torch_utils` was imported by anyone.
+        return np.empty((count, index.d), np.float32)
+
     if isinstance(index, (faiss.IndexIDMap, faiss.IndexIDMap2)):
-        ids, fetch, centres = _contents(faiss, index.index)
-        return faiss.vector_to_array(index.id_map)[ids], fetch, centres
+        positions, reconstruct, centroids = _contents(faiss, index.index)
+        return faiss.vector_to_array(index.id_map)[positions], reconstruct, centroids
     if not isinstance(index, faiss.IndexIVF):
         inner = faiss.try_extract_index_ivf(index)
         if inner is not None:
             inner.make_direct_map()
-        return np.arange(index.ntotal), lambda rows: index.reconstruct_batch(rows, _room(rows, index)), None
-    lists = index.invlists
-    sizes = np.array([lists.list_size(one) for one in range(index.nlist)], np.int64)
-    parts = [faiss.rev_swig_ptr(lists.get_ids(one), size).copy() for one, size in enumerate(sizes.tolist()) if size]
-    homes = np.repeat(np.arange(index.nlist), sizes)
-    places = np.arange(len(homes)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        return np.arange(index.ntotal), lambda rows: index.reconstruct_batch(rows, empty(len(rows))), None
+    inverted = index.invlists
+    sizes = np.array([inverted.list_size(number) for number in range(index.nlist)], np.int64)
+    filled = np.flatnonzero(sizes).tolist()
+    ids = [faiss.rev_swig_ptr(inverted.get_ids(number), int(sizes[number])).copy() for number in filled]
+    lists = np.repeat(np.arange(index.nlist), sizes)
+    offsets = np.arange(len(lists)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
 
-    def fetch_listed(rows: np.ndarray) -> np.ndarray:
-        found = _room(rows, index)
-        for vector, home, place in zip(found, homes[rows].tolist(), places[rows].tolist(), strict=True):
-            index.reconstruct_from_offset(home, place, faiss.swig_ptr(vector))
-        return found
+    def reconstruct_listed(rows: np.ndarray) -> np.ndarray:
+        vectors = empty(len(rows))
+        for vector, number, offset in zip(vectors, lists[rows].tolist(), offsets[rows].tolist(), strict=True):
+            index.reconstruct_from_offset(number, offset, faiss.swig_ptr(vector))
+        return vectors
 
-    centres = index.quantizer.reconstruct_n(0, index.nlist, _room(range(index.nlist), index))
-    return np.concatenate([*parts, np.empty(0, np.int64)]), fetch_listed, centres
-
-
-def _room(rows: Sized, index: Any) -> np.ndarray:
-    """Where vectors go. FAISS would make tensors of its own once its `contrib.torch_utils` was imported by anyone."""
-    return np.empty((len(rows), index.d), np.float32)
+    centroids = index.quantizer.reconstruct_n(0, index.nlist, empty(index.nlist))
+    return np.concatenate([*ids, np.empty(0, np.int64)]), reconstruct_listed, centroids
 
 
-def _foreign(faiss: Any, source: Path, index: Any, ids: np.ndarray, fetch: _Fetch) -> Rows:
+def _foreign_rows(faiss: Any, source: Path, index: Any, ids: np.ndarray, reconstruct: Reconstruct) -> Rows:
     """In order of their ids, so that those that count from 0 stay what they are."""
     if index.metric_type not in (faiss.METRIC_L2, faiss.METRIC_INNER_PRODUCT):
         raise DataError(f"{source} compares neither by Euclidean distance nor by cosine, as a gallery does.")
     order = np.argsort(ids, kind="stable")
 
     def batches(_owner: Any = index) -> Iterator[pa.RecordBatch]:
-        with reading(source, "a FAISS index"):
+        with wrap_read_errors(source, "a FAISS index"):
             for start in range(0, len(order), _BATCH):
                 rows = order[start : start + _BATCH]
-                vectors = fetch(rows)
-                lengths = np.linalg.norm(vectors, axis=1)
-                if index.metric_type == faiss.METRIC_INNER_PRODUCT and np.abs(lengths - 1).max() > _UNIT:
+                vectors = reconstruct(rows)
+                norms = np.linalg.norm(vectors, axis=1)
+                if index.metric_type == faiss.METRIC_INNER_PRODUCT and np.abs(norms - 1).max() > _UNIT_TOLERANCE:
                     raise DataError(
                         f"{source} compares by inner product, and its vectors are not of length 1: a gallery, which "
                         "compares by distance, would find others; import the vectors themselves, normalised."
@@ -142,9 +143,5 @@ def _foreign(faiss: Any, source: Path, index: Any, ids: np.ndarray, fetch: _Fetc
     return Rows(schema, len(order), batches)
 
 
-def _library() -> Any:
-    try:
-        import faiss
-    except ImportError as error:
-        raise ConfigError("FAISS files need faiss: pip install 'kedge[faiss]'.") from error
-    return faiss
+def _faiss() -> Any:
+    return require("faiss", extra="faiss", purpose="Reading and writing FAISS files")

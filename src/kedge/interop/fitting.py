@@ -1,4 +1,4 @@
-"""A small head and anchors, trained on vectors with plain torch on the CPU."""
+"""Training of a small head and class anchors on vectors, with plain torch on the CPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Head = Literal["hidden", "linear", "identity"]
 
 @dataclass(frozen=True)
 class Fitted:
-    """What was learned, in double precision: an answer must not depend on who is asked about in the same call."""
+    """Head and anchors in double precision, so that a result does not depend on the batch it is computed in."""
 
     network: nn.Module
     anchors: np.ndarray
@@ -31,11 +31,10 @@ class Fitted:
     @torch.no_grad()
     def embed(self, vectors: np.ndarray) -> np.ndarray:
         """The embeddings of vectors."""
-        found: np.ndarray = self.network(torch.from_numpy(np.array(vectors, dtype=np.float64))).numpy()
-        return found
+        return np.asarray(self.network(torch.from_numpy(np.array(vectors, dtype=np.float64))))
 
 
-class _Standardised(nn.Module):
+class _Standardize(nn.Module):
     """Features with mean 0 and variance 1, as the training data has them; those that never change become 0."""
 
     mean: Tensor
@@ -44,9 +43,9 @@ class _Standardised(nn.Module):
     def __init__(self, features: Tensor) -> None:
         super().__init__()
         deviation = features.std(dim=0, correction=0)
-        steady = deviation <= 1e-12 * features.abs().amax(dim=0)
+        constant = deviation <= 1e-12 * features.abs().amax(dim=0)
         self.register_buffer("mean", features.mean(dim=0))
-        self.register_buffer("scale", torch.where(steady, 0, 1 / deviation.masked_fill(steady, 1)))
+        self.register_buffer("scale", torch.where(constant, 0, 1 / deviation.masked_fill(constant, 1)))
 
     def forward(self, features: Tensor) -> Tensor:
         """Standardise."""
@@ -83,22 +82,24 @@ def fit_head(
             raise ConfigError(f"With head='identity' dim must be the number of features, {width}, found {dim}.")
     dim = dim or (width if head == "identity" else num_classes)
     items, targets = torch.from_numpy(np.array(vectors, dtype=np.float64)), torch.from_numpy(np.array(labels))
-    with _alone(), torch.random.fork_rng(devices=[]):
+    with _single_thread(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = _network(head, items, dim, hidden).double()
         loss = CAMLoss(num_classes, dim, margin, min_norm).double()
         if head == "identity":
-            # The points stay where they are, so that the anchors start there.
+            # The vectors do not move, so the anchors start at their class means.
             with torch.no_grad():
-                loss.anchors.copy_(torch.stack([network(items[targets == one]).mean(0) for one in range(num_classes)]))
-        _descend(network, loss, items, targets, epochs, batch_size, learning_rate, weight_decay)
+                loss.anchors.copy_(
+                    torch.stack([network(items[targets == label]).mean(0) for label in range(num_classes)])
+                )
+        _sgd(network, loss, items, targets, epochs, batch_size, learning_rate, weight_decay)
     network.eval().requires_grad_(False)
     return Fitted(network, loss.anchors.detach().numpy())
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
-    """One thread: for so little work, waiting for others takes longer, and so the outcome is that of any machine."""
+def _single_thread() -> Iterator[None]:
+    """For so little work one thread is faster, and the result is the same on every machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -109,7 +110,7 @@ def _alone() -> Iterator[None]:
 
 def _network(head: Head, items: Tensor, dim: int, hidden: int) -> nn.Module:
     width = items.shape[1]
-    layers: list[nn.Module] = [_Standardised(items)]
+    layers: list[nn.Module] = [_Standardize(items)]
     if head == "hidden":
         layers += [nn.Linear(width, hidden), nn.ReLU(), BoundedHead(hidden, dim)]
     elif head == "linear":
@@ -117,7 +118,7 @@ def _network(head: Head, items: Tensor, dim: int, hidden: int) -> nn.Module:
     return nn.Sequential(*layers)
 
 
-def _descend(
+def _sgd(
     network: nn.Module,
     loss: CAMLoss,
     items: Tensor,

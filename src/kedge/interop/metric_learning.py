@@ -1,4 +1,4 @@
-"""The class anchor margin loss among the losses of pytorch-metric-learning: same call, same trainers."""
+"""CAMLoss as a loss of pytorch-metric-learning: for its miners, reducers and trainers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kedge.deps import missing_extra
 from kedge.errors import ConfigError
 from kedge.losses import CAMLoss as _CAMLoss
 from kedge.losses.anchors import AnchorInit
@@ -18,7 +19,7 @@ try:
     from pytorch_metric_learning.utils import common_functions as c_f
     from pytorch_metric_learning.utils import loss_and_miner_utils as lmu
 except ImportError as _error:
-    raise ConfigError("This adapter needs pytorch-metric-learning: pip install 'kedge[league]'.") from _error
+    raise missing_extra("pytorch-metric-learning", extra="league", purpose="kedge.interop.metric_learning") from _error
 
 __all__ = ["CAMLoss", "CrossBatchMemory"]
 
@@ -52,8 +53,8 @@ class CAMLoss(losses.BaseMetricLossFunction):  # type: ignore[misc]
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        given = self.distance
-        if not isinstance(given, LpDistance) or given.normalize_embeddings or given.p != 2:
+        distance = self.distance
+        if not isinstance(distance, LpDistance) or distance.normalize_embeddings or distance.p != 2:
             raise ConfigError("distance must be LpDistance(normalize_embeddings=False, p=2): anchors have lengths.")
         self.cam = _CAMLoss(num_classes, embedding_size, margin, min_norm, init, repel, keep_norm, repel_sample)
         self.num_classes, self.embedding_size = num_classes, embedding_size
@@ -90,19 +91,19 @@ class CAMLoss(losses.BaseMetricLossFunction):  # type: ignore[misc]
         """The parts, before the reducer."""
         if labels is None or ref_labels is None:
             raise ConfigError("labels are required: an embedding is attracted to the anchor of its class.")
-        referred = ref_emb is not embeddings
+        has_references = ref_emb is not embeddings
         parts = self.cam.components(embeddings, labels)
-        weights = lmu.convert_to_weights(indices_tuple, labels, dtype=embeddings.dtype, using_ref=referred)
-        apart = embeddings - nn.functional.embedding(labels.long(), in_full_precision(self.anchors))
-        single = apart.square().sum(dim=1) / 2 * weights
+        weights = lmu.convert_to_weights(indices_tuple, labels, dtype=embeddings.dtype, using_ref=has_references)
+        difference = embeddings - nn.functional.embedding(labels.long(), in_full_precision(self.anchors))
+        per_sample = difference.square().sum(dim=1) / 2 * weights
         rows = c_f.torch_arange_from_size(embeddings)
-        found = {"attractor": {"losses": single, "indices": rows, "reduction_type": "element"}}
-        wholes = {name: parts[name] for name in ("repeller", "minimum_norm")}
-        if referred:
-            wholes["references"] = self.cam.components(in_full_precision(ref_emb), ref_labels)["attractor"]
-        for name, value in wholes.items():
-            found[name] = {"losses": value, "indices": None, "reduction_type": "already_reduced"}
-        return found
+        components = {"attractor": {"losses": per_sample, "indices": rows, "reduction_type": "element"}}
+        reduced = {name: parts[name] for name in ("repeller", "minimum_norm")}
+        if has_references:
+            reduced["references"] = self.cam.components(in_full_precision(ref_emb), ref_labels)["attractor"]
+        for name, value in reduced.items():
+            components[name] = {"losses": value, "indices": None, "reduction_type": "already_reduced"}
+        return components
 
     def _sub_loss_names(self) -> list[str]:
         return ["attractor", "repeller", "minimum_norm"]

@@ -1,4 +1,4 @@
-"""Vectors as Parquet: a gallery's, a batch at a time, and those that others wrote."""
+"""Vectors as Parquet files: Kedge's, written batch by batch, and anyone's."""
 
 from __future__ import annotations
 
@@ -12,56 +12,56 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kedge.errors import DataError
-from kedge.interop.carried import VECTOR, Carried, Rows, gathered, reading
+from kedge.interop.manifest import VECTOR, Manifest, Rows, coalesce, wrap_read_errors
 
 __all__ = ["read_parquet", "write_parquet"]
 
-_ABOUT, _ANCHORS = b"kedge", b"kedge.anchors"
+_MANIFEST, _ANCHORS = b"kedge", b"kedge.anchors"
 _BATCH = 8192
 _LIMIT = 2**31 - 1
-"""Bytes: what stands in a file's footer may be long where there are very many anchors."""
+"""Bytes of a file's footer, which is long where there are very many anchors."""
 
 
-def write_parquet(stream: IO[bytes], carried: Carried, rows: Rows, *, with_anchors: bool = True) -> None:
-    """Write rows, and in the file's footer what makes a gallery of them again."""
+def write_parquet(stream: IO[bytes], manifest: Manifest, rows: Rows, *, with_anchors: bool = True) -> None:
+    """Write rows, and the manifest into the file's footer."""
     plain = [field.name for field in rows.schema if field.name != VECTOR]
     # Numbers of vectors hardly ever repeat.
     options = {"compression": "zstd", "use_dictionary": plain, "write_page_checksum": True}
     with pq.ParquetWriter(stream, rows.schema, **options) as writer:
-        for batch in gathered(rows.batches()):
+        for batch in coalesce(rows.batches()):
             writer.write_batch(batch)
-        about = {_ABOUT: carried.written()}
+        footer = {_MANIFEST: manifest.to_json()}
         if with_anchors:
             # As text: readers in other languages refuse a footer that is none.
-            about[_ANCHORS] = base64.b64encode(np.ascontiguousarray(carried.anchors, "<f4").tobytes()).decode()
-        writer.add_key_value_metadata(about)
+            footer[_ANCHORS] = base64.b64encode(np.ascontiguousarray(manifest.anchors, "<f4").tobytes()).decode()
+        writer.add_key_value_metadata(footer)
 
 
-def read_parquet(source: Path, anchors: np.ndarray | None = None) -> tuple[Rows, Carried | None]:
-    """The rows of a file, or of all in a folder, and what a file of ours says; `anchors` where they are elsewhere."""
-    with reading(source, "Parquet"):
+def read_parquet(source: Path, anchors: np.ndarray | None = None) -> tuple[Rows, Manifest | None]:
+    """The rows of a file, or of all in a folder, and the manifest of an export; `anchors` where they are elsewhere."""
+    with wrap_read_errors(source, "Parquet"):
         files = sorted(source.glob("*.parquet")) if source.is_dir() else [source]
         if not files:
             raise DataError(f"{source} holds no .parquet file.")
         opened = [_open(file) for file in files]
         schema = opened[0].schema_arrow.remove_metadata()
-        for file, one in zip(files, opened, strict=True):
-            if not one.schema_arrow.remove_metadata().equals(schema):
+        for file, parquet in zip(files, opened, strict=True):
+            if not parquet.schema_arrow.remove_metadata().equals(schema):
                 raise DataError(f"{file} has other columns than {files[0].name}: import one after the other.")
-        count = sum(one.metadata.num_rows for one in opened)
-        said = opened[0].metadata.metadata or {}
-        carried = None
-        if _ABOUT in said and len(files) == 1:
+        count = sum(parquet.metadata.num_rows for parquet in opened)
+        footer = opened[0].metadata.metadata or {}
+        manifest = None
+        if _MANIFEST in footer and len(files) == 1:
             if anchors is None:
-                anchors = np.frombuffer(base64.b64decode(said.get(_ANCHORS, b""), validate=True), "<f4")
-            carried = Carried.read(said[_ABOUT], anchors, source)
+                anchors = np.frombuffer(base64.b64decode(footer.get(_ANCHORS, b""), validate=True), "<f4")
+            manifest = Manifest.from_json(footer[_MANIFEST], anchors, source)
 
     def batches() -> Iterator[pa.RecordBatch]:
-        with reading(source, "Parquet"):
+        with wrap_read_errors(source, "Parquet"):
             for file in files:
                 yield from _open(file).iter_batches(_BATCH)
 
-    return Rows(schema, count, batches), carried
+    return Rows(schema, count, batches), manifest
 
 
 def _open(file: Path) -> pq.ParquetFile:

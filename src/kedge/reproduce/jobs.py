@@ -1,4 +1,4 @@
-"""One run of an experiment: what is trained, what is measured of it, and the key by which it is known again."""
+"""One training run of an experiment: its overrides, its configuration, and the key that identifies its results."""
 
 from __future__ import annotations
 
@@ -7,32 +7,48 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from omegaconf import DictConfig, OmegaConf
+
 from kedge.config.compose import build_dataset, compose, quoted
 from kedge.datasets import Dataset
 from kedge.datasets.download import without_downloads
-from kedge.errors import ConfigError, KedgeError
+from kedge.errors import ConfigError, DataError, KedgeError
 
-__all__ = ["CONFIGS", "FULL_SET", "Job", "Source", "load_pictures", "sources_of"]
+__all__ = [
+    "CONFIGS",
+    "KEY_VERSION",
+    "DataFiles",
+    "DatasetInfo",
+    "Job",
+    "dataset_info",
+    "load_dataset",
+    "parse_data_files",
+]
 
-FULL_SET = {"kedge": ("split.holdout=0",), "kedge-long": ("split.holdout=0",)}
-"""Recipes whose schedule needs no held-out pictures train on all of them."""
-_MIRRORING_CHANGES = ("svhn",)
-"""Datasets whose pictures may not be mirrored: digits."""
+KEY_VERSION = 2
+"""Raise it when a configuration key is added or renamed and runs stay what they were: result lines with an older
+version are then identified by the job that they describe."""
 CONFIGS = "KEDGE_CONFIGS"
-"""The environment variable that names a folder with configurations of the user's: loss/mine.yaml and the like."""
-Source = Mapping[str, Path]
-"""Where the pictures of some datasets lie as .npz files; all others are loaded by name."""
+"""The environment variable that names a folder with the user's own configurations: loss/mine.yaml and the like."""
+DataFiles = Mapping[str, Path]
+"""Dataset name → .npz file with its images; other datasets are loaded by name."""
+
+_FULL_SET = {"kedge": ("split.holdout=0",), "kedge-long": ("split.holdout=0",)}
+"""Recipes whose schedule needs no held-out images train on all of them."""
+_NO_FLIP = ("svhn",)
+"""Datasets whose images may not be flipped: digits."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A run."""
+    """A training run and what is measured of it."""
 
     dataset: str
     encoder: str
@@ -45,43 +61,44 @@ class Job:
     """Overrides of the user's for all runs, such as `recipe.epochs=10`."""
     measures: tuple[str, ...] = ("scores",)
 
-    def overrides(self, sources: Source | None = None) -> list[str]:
-        """What `kedge train` is told."""
-        path = (sources or {}).get(self.dataset)
-        data = [f"dataset={self.dataset}"]
+    def overrides(self, data_files: DataFiles | None = None) -> list[str]:
+        """The arguments of `kedge train`."""
+        path = (data_files or {}).get(self.dataset)
+        dataset = [f"dataset={self.dataset}"]
         if path is not None:
-            data = ["dataset=arrays", f"dataset.path={quoted(path)}"]
-            data += ["dataset.flip=false"] if self.dataset in _MIRRORING_CHANGES else []
-        chosen = [f"encoder={self.encoder}", f"loss={self.loss}", f"recipe={self.recipe}", f"seed={self.seed}"]
-        chosen += _adapted(self.recipe, self.loss, os.environ.get(CONFIGS))
-        return [*data, *chosen, *FULL_SET.get(self.recipe, ()), *self.settings, *self.changes]
+            dataset = ["dataset=arrays", f"dataset.path={quoted(path)}"]
+            dataset += ["dataset.flip=false"] if self.dataset in _NO_FLIP else []
+        return [*dataset, *self._choices, f"seed={self.seed}"]
 
-    def config(self, sources: Source | None = None) -> Any:
+    @property
+    def _choices(self) -> tuple[str, ...]:
+        """All overrides but those of dataset and seed."""
+        groups = (f"encoder={self.encoder}", f"loss={self.loss}", f"recipe={self.recipe}")
+        adapted = _loss_overlay(self.recipe, self.loss, os.environ.get(CONFIGS))
+        return (*groups, *adapted, *_FULL_SET.get(self.recipe, ()), *self.settings, *self.changes)
+
+    @property
+    def config(self) -> DictConfig:
+        """The configuration without its dataset and seed: composed once for all jobs that share it."""
+        return _composed(self._choices, os.environ.get(CONFIGS))
+
+    def full_config(self, data_files: DataFiles | None = None) -> DictConfig:
         """The whole configuration of the run."""
-        return compose([*self.overrides(sources), *_searchpath(os.environ.get(CONFIGS))])
+        return compose([*self.overrides(data_files), *_searchpath(os.environ.get(CONFIGS))])
+
+    def check(self, data_files: DataFiles) -> None:
+        """Raise ConfigError where the run could not be composed."""
+        _ = self.config
+        if self.dataset not in data_files:
+            _composed((f"dataset={self.dataset}",), os.environ.get(CONFIGS))
 
     @cached_property
     def key(self) -> str:
-        """The same for the same configuration, wherever its data lie and on whatever it is trained."""
-        from omegaconf import OmegaConf
-
-        # The path stands for nothing: only the name of the data belongs to the key.
-        config = self.config({self.dataset: Path("data.npz")})
-        content: dict[str, Any] = OmegaConf.to_container(config, resolve=False)  # type: ignore[assignment]
-        known = {name: content[name] for name in ("encoder", "loss", "recipe", "split", "seed")}
-        # What came later and is switched off is left out, so that earlier runs are known again.
-        if not known["recipe"]["sharpness"]["radius"]:
-            del known["recipe"]["sharpness"]
-        if not known["recipe"]["mirror"]:
-            del known["recipe"]["mirror"]
-        for name in ("discriminate", "normalize"):
-            if known["loss"].get(name) in (0, False):
-                del known["loss"][name]
-        if known["split"]["validate_every"] is None:
-            del known["split"]["validate_every"]
-        known["dataset"] = self.dataset
-        known["keep_every"] = content["trainer"]["keep_every"]
-        return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:12]
+        """A hash of the configuration, wherever its data lie and whatever device it is trained on."""
+        content: dict[str, Any] = OmegaConf.to_container(self.config, resolve=False)  # type: ignore[assignment]
+        identity = {name: content[name] for name in ("encoder", "loss", "recipe", "split")}
+        identity |= {"keep_every": content["trainer"]["keep_every"], "dataset": self.dataset, "seed": self.seed}
+        return hashlib.sha256(json.dumps([KEY_VERSION, identity], sort_keys=True).encode()).hexdigest()[:12]
 
     @property
     def name(self) -> str:
@@ -92,38 +109,70 @@ class Job:
 
     def to_json(self) -> dict[str, Any]:
         """Ready for JSON."""
-        names = ("dataset", "encoder", "loss", "recipe", "seed")
-        lists = {name: list(getattr(self, name)) for name in ("changes", "settings", "measures")}
-        return {name: getattr(self, name) for name in names} | lists
+        return asdict(self)
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Job:
-        """What :meth:`to_json` wrote."""
-        lists = {name: tuple(content[name]) for name in ("changes", "settings", "measures")}
-        return cls(**{**content, **lists})
+        """The job that :meth:`to_json` wrote."""
+        values: dict[str, Any] = {field.name: content[field.name] for field in fields(cls)}
+        lists = {name: tuple(values[name]) for name in ("changes", "settings", "measures")}
+        return cls(**values | lists)
 
 
-def sources_of(given: Sequence[str]) -> dict[str, Path]:
+def parse_data_files(arguments: Sequence[str]) -> dict[str, Path]:
     """`cifar100=path.npz` and the like, as given on the command line."""
-    found = {}
-    for one in given:
-        name, sign, path = one.partition("=")
+    files = {}
+    for argument in arguments:
+        name, sign, path = argument.partition("=")
         if not (name and sign and path):
-            raise ConfigError(f"--data takes NAME=FILE.npz, found {one!r}.")
-        found[name] = Path(path).expanduser().resolve()
-        if not found[name].exists():
-            raise ConfigError(f"--data {one}: there is no {path}.")
-    return found
+            raise ConfigError(f"--data takes NAME=FILE.npz, found {argument!r}.")
+        files[name] = Path(path).expanduser().resolve()
+        if not files[name].exists():
+            raise ConfigError(f"--data {argument}: there is no {path}.")
+    return files
 
 
-def load_pictures(dataset: str, sources: Source, *, download: bool = True) -> Dataset | None:
-    """The dataset called so, or None where it cannot be had."""
+def load_dataset(name: str, data_files: DataFiles, *, download: bool = True) -> Dataset | None:
+    """The dataset with this name, or None where it cannot be loaded."""
+    job = Job(name, "resnet18", "cam", "paper", 0)
     try:
         with nullcontext() if download else without_downloads():
-            found: Dataset = build_dataset(Job(dataset, "resnet18", "cam", "paper", 0).config(sources).dataset)
+            dataset: Dataset = build_dataset(job.full_config(data_files).dataset)
     except KedgeError:
         return None
-    return found
+    return dataset
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """The size of a dataset's training set."""
+
+    images: int
+    classes: int
+    side: int
+    """Pixels of an image's shorter side."""
+    largest_class: int
+    """Images of the largest class."""
+
+
+_KNOWN_DATASETS = {
+    "cifar100": DatasetInfo(50_000, 100, 32, 500),
+    "food101": DatasetInfo(75_750, 101, 224, 750),
+    "svhn": DatasetInfo(73_257, 10, 32, 13_861),
+    "tiny_imagenet": DatasetInfo(100_000, 200, 64, 500),
+}
+"""So that a plan needs no download."""
+
+
+def dataset_info(name: str, data_files: DataFiles) -> DatasetInfo:
+    """The size of a dataset, which is loaded if it is not one of the paper's."""
+    if name in _KNOWN_DATASETS:
+        return _KNOWN_DATASETS[name]
+    dataset = load_dataset(name, data_files)
+    if dataset is None:
+        raise DataError(f"The dataset {name} cannot be loaded, so that its size is unknown.")
+    train = dataset.train
+    return DatasetInfo(len(train), len(dataset.classes), min(train.size), int(np.bincount(train.labels).max()))
 
 
 def _searchpath(folder: str | None) -> list[str]:
@@ -131,12 +180,20 @@ def _searchpath(folder: str | None) -> list[str]:
 
 
 @cache
-def _adapted(recipe: str, loss: str, folder: str | None) -> tuple[str, ...]:
-    """What lets a recipe suit a loss that has no overlay of its own: one for all of pytorch-metric-learning."""
+def _composed(overrides: tuple[str, ...], folder: str | None) -> DictConfig:
+    """Hydra takes a third of a second for this, and an experiment has hundreds of jobs."""
+    config = compose([*overrides, *_searchpath(folder)])
+    OmegaConf.set_readonly(config, True)
+    return config
+
+
+@cache
+def _loss_overlay(recipe: str, loss: str, folder: str | None) -> tuple[str, ...]:
+    """The overlay that adapts a recipe to any loss of pytorch-metric-learning without an overlay of its own."""
     overlays = resources.files("kedge.config").joinpath("recipe", "loss")
     general = f"{recipe}_metric_learning"
     if overlays.joinpath(f"{recipe}_{loss}.yaml").is_file() or not overlays.joinpath(f"{general}.yaml").is_file():
         return ()
-    if compose([f"loss={loss}", *_searchpath(folder)]).loss.get("_target_") != "kedge.losses.MetricLearningLoss":
+    if _composed((f"loss={loss}",), folder).loss.get("_target_") != "kedge.losses.MetricLearningLoss":
         return ()
     return (f"recipe/loss@recipe={general}",)

@@ -1,78 +1,102 @@
-"""Rows set as a LaTeX table that fits its page: in smaller print, on its side or over several pages where it must."""
+"""LaTeX tables that fit their page: in a smaller font, in landscape or over several pages where they must."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
 from textwrap import wrap
-from typing import NamedTuple
 
-from kedge.reproduce.escaping import for_latex
-
-__all__ = ["typeset"]
+__all__ = ["for_latex", "typeset"]
 
 PAGE = (345, 550)
 """Width and height of the text of an article in LaTeX's standard class, in points; most others have more room."""
-Rows = Sequence[tuple[str, Sequence[str]]]
-"""What is drawn before each row, if anything, and its cells."""
+FONTS = (("small", 4.75, 11, 3), ("footnotesize", 4.4, 9.5, 3), ("scriptsize", 4.1, 8, 2))
+"""Font sizes: name, average width of a letter, height of a line, space on each side of a column, in points."""
+
+_ESCAPES = {
+    "\\": r"\textbackslash{}",
+    **{sign: f"\\{sign}" for sign in "{}$&#%_"},
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    # A star or a bracket after the end of a row would be taken for its argument.
+    **{sign: f"{{{sign}}}" for sign in "*[]"},
+    "±": r"$\pm$",
+    "×": r"$\times$",
+    "·": r"$\cdot$",
+    "−": "$-$",
+    "–": "--",
+    "—": "---",
+    "…": r"\ldots{}",
+    "≤": r"$\leq$",
+    "≥": r"$\geq$",
+    "°": r"$^\circ$",
+    "→": r"$\to$",
+    "↑": r"$\uparrow$",
+    "↓": r"$\downarrow$",
+    "✓": r"$\surd$",
+}
 
 
-class Print(NamedTuple):
-    """A size of LaTeX's own font, in points."""
+def for_latex(text: str) -> str:
+    """The text on one line, so that LaTeX sets it as it is, with no package but what it always loads.
 
-    name: str
-    letter: float
-    """The width of a digit, and of other letters on average."""
-    line: float
-    gap: int
-    """Left and right of each column."""
+    >>> print(for_latex("50% of tiny_imagenet"))
+    50\\% of tiny\\_imagenet
+    """
+    return "".join(_ESCAPES.get(letter, letter) for letter in " ".join(text.split()))
 
 
-PRINTS = (Print("small", 4.75, 11, 3), Print("footnotesize", 4.4, 9.5, 3), Print("scriptsize", 4.1, 8, 2))
-
-
-def typeset(name: str, title: str, heads: Sequence[str], align: str, rows: Rows, notes: Sequence[str] = ()) -> str:
+def typeset(
+    name: str,
+    title: str,
+    heads: Sequence[str],
+    align: str,
+    rows: Sequence[tuple[str, Sequence[str]]],
+    notes: Sequence[str] = (),
+) -> str:
     r"""A float, or a ``longtable`` where the rows do not fit on a page; its first lines say which packages it needs.
 
-    Cells are LaTeX, all else is plain text. Heads are broken into lines, so that they widen no column.
+    Of each row, what is drawn before it, if anything, and its cells. Cells are LaTeX, all else is plain text. Heads
+    are wrapped, so that they widen no column.
     """
     cells = [max([0, *(_letters(row[place]) for _, row in rows)]) for place in range(len(heads))]
-    broken = [wrap(head, max([1, width, *map(len, head.split())])) for head, width in zip(heads, cells, strict=True)]
-    deep = max(map(len, broken))
-    lines = zip(*([""] * (deep - len(head)) + head for head in broken), strict=True)
+    wrapped = [wrap(head, max([1, width, *map(len, head.split())])) for head, width in zip(heads, cells, strict=True)]
+    height = max(map(len, wrapped))
+    lines = zip(*([""] * (height - len(head)) + head for head in wrapped), strict=True)
     top = [r"\toprule", *(_row(map(for_latex, line)) for line in lines), r"\midrule"]
     body = [line for rule, row in rows for line in (rule, _row(row)) if line]
 
-    letters = sum(max([width, *map(len, head)]) for width, head in zip(cells, broken, strict=True))
-    sideways, chosen = _print_for(letters, len(heads))
+    letters = sum(max([width, *map(len, head)]) for width, head in zip(cells, wrapped, strict=True))
+    # The largest font in which the columns fit beside one another, if need be in landscape.
+    choices = [(landscape, *font) for landscape in (False, True) for font in FONTS]
+    fits = [
+        (landscape, name, letter, line, gap)
+        for landscape, name, letter, line, gap in choices
+        if letters * letter + 2 * gap * len(heads) <= PAGE[landscape]
+    ]
+    landscape, font, _, line_height, gap = (fits or choices[-1:])[0]
     gaps = sum(bool(rule) for rule, _ in rows)
-    long = chosen.line * (len(rows) + deep + gaps / 2) + 30 * (1 + len(notes)) > PAGE[0 if sideways else 1]
+    long = line_height * (len(rows) + height + gaps / 2) + 30 * (1 + len(notes)) > PAGE[0 if landscape else 1]
 
-    look = [rf"\{chosen.name}", rf"\setlength{{\tabcolsep}}{{{chosen.gap}pt}}"]
+    setup = [rf"\{font}", rf"\setlength{{\tabcolsep}}{{{gap}pt}}"]
     caption = [rf"\caption{{{for_latex(title)}}}", rf"\label{{tab:{name}}}"]
     below = [rf"\par\smallskip{{\footnotesize\raggedright {for_latex(note)}\par}}" for note in notes]
     if long:
         first = [*caption, r"\\", *top, r"\endfirsthead", *top, r"\endhead", r"\bottomrule", r"\endfoot"]
         table = [rf"\begin{{longtable}}{{{align}}}", *first, *body, r"\end{longtable}"]
-        look.append(r"\setlength{\LTcapwidth}{\linewidth}")
-        drawn = [r"\begingroup", *look, *table, *below, r"\endgroup"]
+        setup.append(r"\setlength{\LTcapwidth}{\linewidth}")
+        drawn = [r"\begingroup", *setup, *table, *below, r"\endgroup"]
     else:
         table = [rf"\begin{{tabular}}{{{align}}}", *top, *body, r"\bottomrule", r"\end{tabular}"]
-        look.append(r"\setlength{\belowcaptionskip}{5pt}")
-        drawn = [r"\begin{table}", r"\centering", *look, *caption, *table, *below, r"\end{table}"]
-    if sideways:
+        setup.append(r"\setlength{\belowcaptionskip}{5pt}")
+        drawn = [r"\begin{table}", r"\centering", *setup, *caption, *table, *below, r"\end{table}"]
+    if landscape:
         drawn = [r"\begin{landscape}", *drawn, r"\end{landscape}"]
-    packages = ["booktabs", *["longtable"] * long, *["pdflscape"] * sideways]
+    packages = ["booktabs", *["longtable"] * long, *["pdflscape"] * landscape]
     return "\n".join([*(rf"% \usepackage{{{package}}}" for package in packages), *drawn]) + "\n"
-
-
-def _print_for(letters: int, columns: int) -> tuple[bool, Print]:
-    """The largest print in which so many letters fit beside one another, if need be on a page on its side."""
-    for sideways in (False, True):
-        for one in PRINTS:
-            if letters * one.letter + 2 * one.gap * columns <= PAGE[sideways]:
-                return sideways, one
-    return True, PRINTS[-1]
 
 
 def _letters(cell: str) -> int:

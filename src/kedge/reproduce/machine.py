@@ -1,4 +1,4 @@
-"""What a result was measured on: hardware, versions and commit, no paths."""
+"""What a result was measured on: hardware, versions and commit, without paths."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def describe() -> dict[str, Any]:
         "cpu": _cpu(),
         "cores": os.cpu_count(),
         "gpu": gpu,
-        "driver": _said("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") if gpu else None,
+        "driver": _output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") if gpu else None,
         "python": platform.python_version(),
         **{name: _version(name) for name in _PACKAGES},
     }
@@ -32,14 +32,14 @@ def describe() -> dict[str, Any]:
 
 def _commit() -> str | None:
     here = Path(__file__).resolve().parent
-    root = _said("git", "rev-parse", "--show-toplevel", folder=here)
+    root = _output_of("git", "rev-parse", "--show-toplevel", folder=here)
     # Installed inside somebody else's repository, their commit says nothing of Kedge.
     if root is None or Path(root, "src", "kedge", "reproduce") != here:
         return None
-    return _said("git", "rev-parse", "--short", "HEAD", folder=here)
+    return _output_of("git", "rev-parse", "--short", "HEAD", folder=here)
 
 
-def _said(*command: str, folder: Path | None = None) -> str | None:
+def _output_of(*command: str, folder: Path | None = None) -> str | None:
     try:
         return subprocess.run(command, capture_output=True, text=True, cwd=folder).stdout.strip() or None
     except OSError:

@@ -1,4 +1,4 @@
-"""What can be measured of a trained run, each by its name."""
+"""What can be measured of a trained run, by name."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ from kedge.training import kept_epochs
 __all__ = ["HITS", "MEASURES", "POINTS"]
 
 HITS = 6
-"""Of a query, as many as the paper shows."""
-_QUESTIONS = 2
-"""Of a dataset, as many as the paper shows."""
+"""Hits of a query, as many as the paper shows."""
+_QUERIES = 2
+"""Queries of a dataset, as many as the paper shows."""
 POINTS = 4000
-"""Of a cloud, so many are kept: enough for a picture, few enough for a line."""
-_TIMED = 200
+"""Points of a scatter plot: enough for a figure, few enough for a line."""
+_TIMED_QUERIES = 200
 """Queries that are timed, one by one."""
-_DEPTH = 100
-"""How many hits a timed search returns."""
+_K = 100
+"""Hits of a timed search."""
 
 
 def scores(model: Model, dataset: Dataset, folder: Path) -> dict[str, Any]:
-    """Every column of the protocol."""
+    """Every metric of the evaluation protocol."""
     report = evaluate(model, dataset)
     report.save(folder / "metrics.json")
-    return _columns(report) | {"queries": report.queries, "left_out": report.left_out}
+    return _metrics(report) | {"queries": report.queries, "left_out": report.left_out}
 
 
 def curve(model: Model, dataset: Dataset, folder: Path) -> dict[str, Any]:
-    """The columns of the protocol for every kept epoch."""
+    """The metrics of the evaluation protocol for every kept epoch."""
     del model
-    # Whoever measures a run has trained it, or has seen that it is the one that was asked for.
-    return {str(epoch): _columns(evaluate(kept, dataset)) for epoch, kept in kept_epochs(folder, trust=True)}
+    # The run was trained by this process, or its configuration was compared with the job's.
+    return {str(epoch): _metrics(evaluate(kept, dataset)) for epoch, kept in kept_epochs(folder, trust=True)}
 
 
 def speed(model: Model, dataset: Dataset, folder: Path) -> dict[str, Any]:
     """Milliseconds per query, median over single queries: the encoder, and either search for the nearest 100.
 
-    Two-stage search finds the nearest anchor and then looks only at the pictures with that anchor's label. Vectors
-    and searches are on the model's device, as the encoder is.
+    Two-stage search finds the nearest anchor, then searches only the images with that anchor's label. Embeddings and
+    searches are on the model's device, as the encoder is.
     """
     del folder
     if model.anchors is None:
@@ -63,59 +63,55 @@ def speed(model: Model, dataset: Dataset, folder: Path) -> dict[str, Any]:
     starts = [0, *ends[:-1]]
     anchors = model.anchors.float().to(gallery.device)
     norms, anchor_norms = ordered.square().sum(1), anchors.square().sum(1)
-    depth = min(_DEPTH, len(gallery))
+    k = min(_K, len(gallery))
 
-    def all_of(query: Tensor) -> Tensor:
-        return order[_nearest(query, ordered, norms, depth)]
+    def brute_force(query: Tensor) -> Tensor:
+        return order[_nearest(query, ordered, norms, k)]
 
-    def by_anchor(query: Tensor) -> Tensor:
-        found = int(_nearest(query, anchors, anchor_norms, 1))
-        first, last = starts[found], ends[found]
-        return order[first + _nearest(query, ordered[first:last], norms[first:last], min(depth, last - first))]
+    def two_stage(query: Tensor) -> Tensor:
+        anchor = int(_nearest(query, anchors, anchor_norms, 1))
+        first, last = starts[anchor], ends[anchor]
+        return order[first + _nearest(query, ordered[first:last], norms[first:last], min(k, last - first))]
 
-    rows = np.arange(min(_TIMED, len(dataset.test))) * len(dataset.test) // min(_TIMED, len(dataset.test))
+    count = min(_TIMED_QUERIES, len(dataset.test))
+    rows = np.arange(count) * len(dataset.test) // count
     times: dict[str, list[float]] = {"encoder": [], "brute_force": [], "two_stage": []}
     for turn, row in enumerate([*rows[:5], *rows]):  # the first few warm up
-        pixels = dataset.test.take([int(row)])
-        query, encoder = _clocked(lambda pixels: model.embed_pixels(pixels)[0].float(), pixels)
-        spent = {
-            "encoder": encoder,
-            "brute_force": _clocked(all_of, query)[1],
-            "two_stage": _clocked(by_anchor, query)[1],
-        }
+        query, encoder = _timed(lambda pixels: model.embed_pixels(pixels)[0].float(), dataset.test.take([int(row)]))
+        spent = (encoder, _timed(brute_force, query)[1], _timed(two_stage, query)[1])
         if turn >= 5:
-            for name, value in spent.items():
-                times[name].append(value)
-    middle = {name: 1000 * statistics.median(values) for name, values in times.items()}
+            for name, seconds in zip(times, spent, strict=True):
+                times[name].append(seconds)
+    median = {name: 1000 * statistics.median(values) for name, values in times.items()}
     return {
-        "encoder_ms": middle["encoder"],
-        **{f"{name}_search_ms": middle[name] for name in ("brute_force", "two_stage")},
-        **{f"{name}_ms": middle["encoder"] + middle[name] for name in ("brute_force", "two_stage")},
+        "encoder_ms": median["encoder"],
+        **{f"{name}_search_ms": median[name] for name in ("brute_force", "two_stage")},
+        **{f"{name}_ms": median["encoder"] + median[name] for name in ("brute_force", "two_stage")},
         "device": str(gallery.device.type),
     }
 
 
 def points(model: Model, dataset: Dataset, folder: Path) -> dict[str, Any]:
-    """Embeddings in two dimensions, evenly taken from training and test pictures, and the anchors."""
+    """Two-dimensional embeddings of an even sample of training and test images, and the anchors."""
     del folder
-    found: dict[str, Any] = {"classes": list(dataset.classes), "anchors": None}
+    values: dict[str, Any] = {"classes": list(dataset.classes), "anchors": None}
     if model.anchors is not None:
-        found["anchors"] = _rounded(model.anchors.float().cpu().numpy())
-    for name, pictures in (("train", dataset.train), ("test", dataset.test)):
-        count = min(POINTS, len(pictures))
-        chosen = pictures.subset(np.arange(count) * len(pictures) // count)
-        embedded = embed_split(model.embed_pixels, chosen, batch_size=256, title=name).float().cpu().numpy()
-        found[name] = {"points": _rounded(embedded), "labels": [int(label) for label in chosen.labels]}
-    return found
+        values["anchors"] = _rounded(model.anchors.float().cpu().numpy())
+    for name, split in (("train", dataset.train), ("test", dataset.test)):
+        count = min(POINTS, len(split))
+        sample = split.subset(np.arange(count) * len(split) // count)
+        embeddings = embed_split(model.embed_pixels, sample, batch_size=256, title=name).float().cpu().numpy()
+        values[name] = {"points": _rounded(embeddings), "labels": [int(label) for label in sample.labels]}
+    return values
 
 
 def hits(model: Model, dataset: Dataset, folder: Path) -> dict[str, Any]:
-    """The first hits of some queries that are the same for every run."""
+    """The first hits of a few queries, which are the same for every run."""
     del folder
-    generator = np.random.default_rng(0)
-    queries = np.sort(generator.choice(len(dataset.test), min(_QUESTIONS, len(dataset.test)), replace=False))
-    found = top_hits(model, dataset, queries, k=min(HITS, len(dataset.train)))
-    return {"queries": queries.tolist(), "hits": found.tolist()}
+    rng = np.random.default_rng(0)
+    queries = np.sort(rng.choice(len(dataset.test), min(_QUERIES, len(dataset.test)), replace=False))
+    rows = top_hits(model, dataset, queries, k=min(HITS, len(dataset.train)))
+    return {"queries": queries.tolist(), "hits": rows.tolist()}
 
 
 MEASURES: dict[str, Callable[[Model, Dataset, Path], dict[str, Any]]] = {
@@ -127,24 +123,23 @@ MEASURES: dict[str, Callable[[Model, Dataset, Path], dict[str, Any]]] = {
 }
 
 
-def _columns(report: Report) -> dict[str, Any]:
+def _metrics(report: Report) -> dict[str, Any]:
     content = asdict(report)
     return {name: content[name] for name in (*METHODS, "accuracy", "knn1")}
 
 
-def _nearest(query: Tensor, vectors: Tensor, norms: Tensor, count: int) -> Tensor:
+def _nearest(query: Tensor, vectors: Tensor, norms: Tensor, k: int) -> Tensor:
     """The rows of the nearest vectors, nearest first; `norms` are the squares of their lengths."""
-    distances = norms - 2 * (vectors @ query)
-    return distances.topk(count, largest=False).indices
+    return (norms - 2 * (vectors @ query)).topk(k, largest=False).indices
 
 
-def _clocked(act: Callable[[Tensor], Tensor], given: Tensor) -> tuple[Tensor, float]:
-    """What `act` makes of `given`, and the seconds until it is there."""
+def _timed(function: Callable[[Tensor], Tensor], argument: Tensor) -> tuple[Tensor, float]:
+    """The result, and the seconds until it is there."""
     started = time.perf_counter()
-    found = act(given)
-    if found.device.type == "cuda":
+    result = function(argument)
+    if result.device.type == "cuda":
         torch.cuda.synchronize()
-    return found, time.perf_counter() - started
+    return result, time.perf_counter() - started
 
 
 def _rounded(values: np.ndarray) -> list[list[float]]:

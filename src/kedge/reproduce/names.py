@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kedge.evaluation.tables import TITLES
+from kedge.evaluation.report import TITLES
 
 __all__ = ["NAMES", "display"]
 

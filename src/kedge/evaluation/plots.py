@@ -1,4 +1,4 @@
-"""What was found, as a picture: queries and their first hits, models side by side."""
+"""Plots of retrieval: queries and their first hits, models side by side."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ def top_hits(
     model: Model, dataset: Dataset, queries: Sequence[int] | Rows, k: int = 6, *, batch_size: int = 256
 ) -> Rows:
     """The training rows nearest to each of these test rows (queries x k), by brute force."""
-    asked = embed_split(model.embed_pixels, dataset.test.subset(queries), batch_size=batch_size, title="queries")
+    test = dataset.test.subset(queries)
+    query_embeddings = embed_split(model.embed_pixels, test, batch_size=batch_size, title="queries")
     gallery = embed_split(model.embed_pixels, dataset.train, batch_size=batch_size, title="gallery")
-    hits: Rows = nearest(asked, gallery, k).cpu().numpy()
+    hits: Rows = nearest(query_embeddings, gallery, k).cpu().numpy()
     return hits
 
 
@@ -42,7 +43,7 @@ def retrieval_grid(
     a red frame and a cross.
     """
     if not hits or len(queries) == 0:
-        raise ConfigError("A picture of hits needs at least one model and one query.")
+        raise ConfigError("A plot of hits needs at least one model and one query.")
     shapes = {name: np.shape(rows) for name, rows in hits.items()}
     depth = next(iter(shapes.values()))[-1]
     if set(shapes.values()) != {(len(queries), depth)}:
@@ -70,9 +71,9 @@ def retrieval_grid(
     if title:
         figure.text(left, 1 - 0.1 / size[1], title, ha="left", va="top", fontsize=11, fontweight="bold")
     for number, query in enumerate(queries):
-        wanted = int(dataset.test.labels[query])
+        query_label = int(dataset.test.labels[query])
         axes = figure.add_subplot(grid[number * down, 0])
-        _draw(axes, dataset.test, int(query), dataset.classes[wanted], NEUTRAL)
+        _draw(axes, dataset.test, int(query), dataset.classes[query_label], NEUTRAL)
         if number == 0:
             _head(figure, axes, axes, "query")
         for block, (name, rows) in enumerate(hits.items()):
@@ -80,7 +81,7 @@ def retrieval_grid(
             cells = [figure.add_subplot(grid[row, first + place]) for place in range(depth)]
             for cell, hit in zip(cells, rows[number], strict=True):
                 label = int(dataset.train.labels[hit])
-                right = label == wanted
+                right = label == query_label
                 _draw(cell, dataset.train, int(hit), dataset.classes[label], RIGHT if right else WRONG)
                 _mark(cell, right)
             if stacked:
@@ -90,8 +91,8 @@ def retrieval_grid(
     return figure
 
 
-def _draw(axes: Axes, pictures: ImageSplit, row: int, name: str, colour: str) -> None:
-    axes.imshow(pictures.take([row])[0].permute(1, 2, 0).numpy(), interpolation="nearest")
+def _draw(axes: Axes, images: ImageSplit, row: int, name: str, colour: str) -> None:
+    axes.imshow(images.take([row])[0].permute(1, 2, 0).numpy(), interpolation="nearest")
     axes.set_xticks([])
     axes.set_yticks([])
     for spine in axes.spines.values():

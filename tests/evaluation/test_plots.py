@@ -12,7 +12,7 @@ from PIL import Image
 from kedge.datasets import Dataset, ImageSplit
 from kedge.errors import ConfigError
 from kedge.evaluation import retrieval_grid
-from kedge.evaluation.figures import NEUTRAL, RIGHT, WRONG
+from kedge.evaluation.plots import NEUTRAL, RIGHT, WRONG
 
 
 @pytest.fixture

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 from kedge.reproduce.jobs import Job
-from kedge.reproduce.store import Line, Store
+from kedge.reproduce.results import ResultLine, ResultStore
 
+DOCS = Path(__file__).parents[2] / "docs"
 JOB = Job("sample", "resnet10", "cam", "paper", 0)
 
 
-def line(job: Job = JOB, measure: str = "scores", **values: float) -> Line:
-    return Line.of(
+def line(job: Job = JOB, measure: str = "scores", **values: float) -> ResultLine:
+    return ResultLine.of(
         job,
         measure,
         values=values,
@@ -26,7 +29,7 @@ def line(job: Job = JOB, measure: str = "scores", **values: float) -> Line:
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    store = Store(tmp_path / "new" / "results.jsonl")
+    store = ResultStore(tmp_path / "new" / "results.jsonl")
     assert store.lines() == []
     written = line(replace(JOB, changes=("encoder.dim=4",), settings=("recipe.epochs=2",)), accuracy=0.5)
     store.append(written)
@@ -35,24 +38,39 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 
 def test_the_later_of_two_counts(tmp_path: Path) -> None:
-    store = Store(tmp_path / "results.jsonl")
+    store = ResultStore(tmp_path / "results.jsonl")
     for value in (0.1, 0.2):
         store.append(line(accuracy=value))
-    assert [found.values for found in store.lines()] == [{"accuracy": 0.2}]
+    assert [entry.values for entry in store.lines()] == [{"accuracy": 0.2}]
+
+
+def test_lines_of_an_earlier_key_version_belong_to_the_jobs_they_describe(tmp_path: Path) -> None:
+    lines = [json.loads(text) for text in (DOCS / "results.jsonl").read_text().splitlines()]
+    assert {old.get("key_version", 1) for old in lines} == {1}
+    shutil.copy(DOCS / "results.jsonl", tmp_path)
+    store = ResultStore(tmp_path / "results.jsonl")
+    jobs = [Job.from_json(old | {"measures": [old["measure"]]}) for old in lines]
+    assert store.missing(jobs) == []
+    assert store.missing([replace(jobs[0], seed=99)]) != []
+    assert len(store.lines()) == len(lines)
+    # What can no longer be composed stays a line, and is nobody's.
+    gone = replace(line(), encoder="gone", key="0" * 12, key_version=1)
+    store.append(gone)
+    assert store.lines()[-1] == gone
 
 
 def test_half_a_line_is_nothing_and_spoils_nothing(tmp_path: Path) -> None:
-    store = Store(tmp_path / "results.jsonl")
+    store = ResultStore(tmp_path / "results.jsonl")
     store.append(line(accuracy=0.1))
     with store.path.open("ab") as stream:
         stream.write(b'{"key": "half of a li')
     assert len(store.lines()) == 1
     store.append(line(replace(JOB, seed=1), accuracy=0.3))
-    assert [found.values["accuracy"] for found in store.lines()] == [0.1, 0.3]
+    assert [entry.values["accuracy"] for entry in store.lines()] == [0.1, 0.3]
 
 
 def test_missing_says_what_is_left_of_a_job(tmp_path: Path) -> None:
-    store = Store(tmp_path / "results.jsonl")
+    store = ResultStore(tmp_path / "results.jsonl")
     both = replace(JOB, measures=("scores", "speed"))
     assert store.missing([both]) == [both]
     store.append(line())
@@ -62,7 +80,7 @@ def test_missing_says_what_is_left_of_a_job(tmp_path: Path) -> None:
 
 def _write(path: Path, seed: int) -> None:
     for number in range(10):
-        Store(path).append(line(replace(JOB, seed=seed), f"m{number}", padding=float(10**9)))
+        ResultStore(path).append(line(replace(JOB, seed=seed), f"m{number}", padding=float(10**9)))
 
 
 def test_many_writers(tmp_path: Path) -> None:
@@ -73,4 +91,4 @@ def test_many_writers(tmp_path: Path) -> None:
         writer.start()
     for writer in writers:
         writer.join()
-    assert len(path.read_text().splitlines()) == len(Store(path).lines()) == 40
+    assert len(path.read_text().splitlines()) == len(ResultStore(path).lines()) == 40

@@ -1,0 +1,49 @@
+"""Arguments, checks and output that several verbs share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["AddressOption", "GalleryArgument", "ListsOption", "PrecisionOption", "check_runner", "line_console"]
+
+GalleryArgument = Annotated[str, typer.Argument(help="The gallery's folder or address (s3://…).")]
+ListsOption = Annotated[
+    str | None, typer.Option(help="Where an item sits: in the list of its 'label' (default) or nearest 'anchor'.")
+]
+AddressOption = Annotated[
+    str | None, typer.Option(help="The Ray cluster, such as ray-head:6379; default: one is started here.")
+]
+
+
+def _warn_precision(value: str | None) -> None:
+    """Accept --precision for one release."""
+    if value is not None:
+        typer.echo("kedge: --precision has no effect any more, lists are float32: leave it out.", err=True)
+
+
+PrecisionOption = Annotated[str | None, typer.Option(hidden=True, callback=_warn_precision)]
+
+
+def check_runner(runner: str, **options: object) -> None:
+    """Refuse an unknown runner, and options that the local one does not have."""
+    from kedge.errors import ConfigError
+
+    if runner not in ("local", "ray"):
+        raise ConfigError(f"--runner must be local or ray, found {runner}.")
+    for name, value in options.items():
+        if runner == "local" and value is not None:
+            raise ConfigError(f"--{name} is for --runner ray: leave it out, or say that.")
+
+
+def line_console() -> Console:
+    """The console for results; one line per row where the output is read by a program."""
+    from rich.console import Console
+
+    from kedge.console import stdout
+
+    return stdout() if stdout().is_terminal else Console(width=10_000)

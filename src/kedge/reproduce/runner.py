@@ -1,0 +1,120 @@
+"""Runs the jobs of an experiment: several at a time, each in a process of its own, or through a Hydra launcher."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from kedge.errors import ConfigError
+from kedge.reproduce.jobs import DataFiles, Job
+from kedge.reproduce.results import ResultStore
+
+__all__ = ["launch", "run"]
+
+
+def run(
+    jobs: Sequence[Job],
+    out: Path,
+    data_files: DataFiles,
+    *,
+    max_workers: int = 1,
+    report: Callable[[str], None] = print,
+) -> list[Job]:
+    """Run what is missing of these jobs; returns those that failed. The output of each goes to a log file."""
+    pending = _merged(ResultStore(out / "results.jsonl").missing(jobs))
+    failed: list[Job] = []
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def perform(job: Job) -> tuple[bool, Path]:
+        log = out / "logs" / f"{job.name}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as stream:
+            process = _start(_task(job, out, data_files), stream)
+        processes.append(process)
+        with process:
+            return process.wait() == 0, log
+
+    with ThreadPoolExecutor(max(1, max_workers)) as pool:
+        futures = {pool.submit(perform, job): job for job in pending}
+        try:
+            for count, future in enumerate(as_completed(futures), start=1):
+                job, (done, log) = futures[future], future.result()
+                outcome = "done" if done else f"failed: {_last_line(log)} ({log})"
+                report(f"{count}/{len(pending)} {job.name} {outcome}")
+                failed += [] if done else [job]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+        finally:
+            for process in processes:
+                process.stdin.close()  # type: ignore[union-attr]
+    return failed
+
+
+def launch(jobs: Sequence[Job], out: Path, data_files: DataFiles, launcher: str) -> list[Job]:
+    """The same through a Hydra launcher (`joblib`, `submitit_slurm`, `ray` … where its plugin is installed)."""
+    import hydra
+    from hydra.errors import HydraException
+
+    store = ResultStore(out / "results.jsonl")
+    pending = _merged(store.missing(jobs))
+    if not pending:
+        return []
+    with tempfile.TemporaryDirectory(prefix="kedge-") as scratch:
+        plan = Path(scratch, "plan.json")
+        plan.write_text(json.dumps([_task(job, out.resolve(), data_files) for job in pending]))
+        numbers = ",".join(map(str, range(len(pending))))
+        argv = sys.argv
+        sys.argv = ["kedge", "-m", f"plan={plan}", f"number={numbers}", f"hydra/launcher={launcher}"]
+        sys.argv += [f"hydra.sweep.dir={scratch}"]
+        try:
+            hydra.main(version_base="1.3", config_path="pkg://kedge.config", config_name="reproduce")(perform_planned)()
+        except HydraException as error:
+            raise ConfigError(f"--launcher {launcher}: {str(error).splitlines()[0]}") from error
+        finally:
+            sys.argv = argv
+    return store.missing(pending)
+
+
+def perform_planned(config: Any) -> None:
+    """One job of a plan, for a launcher."""
+    task = json.loads(Path(config.plan).read_text())[config.number]
+    with _start(task, None) as process:
+        process.wait()
+
+
+def _start(task: dict[str, Any], log: Any) -> subprocess.Popen[bytes]:
+    """A worker process with its task on standard input, which stays open: the worker ends when it is closed."""
+    command = [sys.executable, "-m", "kedge.reproduce.worker", task["out"]]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log or sys.stderr, stderr=log)
+    try:
+        process.stdin.write(json.dumps(task).encode() + b"\n")  # type: ignore[union-attr]
+        process.stdin.flush()  # type: ignore[union-attr]
+    except BrokenPipeError:  # killed already, which its exit status says
+        pass
+    return process
+
+
+def _task(job: Job, out: Path, data_files: DataFiles) -> dict[str, Any]:
+    return {"job": job.to_json(), "out": str(out), "data_files": {name: str(path) for name, path in data_files.items()}}
+
+
+def _merged(jobs: Iterable[Job]) -> list[Job]:
+    """Experiments share runs: each is trained once, with all measures that are asked of it."""
+    by_key: dict[str, Job] = {}
+    for job in jobs:
+        measures = (*by_key[job.key].measures, *job.measures) if job.key in by_key else job.measures
+        by_key[job.key] = replace(job, measures=tuple(dict.fromkeys(measures)))
+    return list(by_key.values())
+
+
+def _last_line(log: Path) -> str:
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return lines[-1].removeprefix("kedge: ")[:300] if lines else "it printed nothing"
