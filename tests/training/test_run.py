@@ -22,11 +22,11 @@ from kedge.config.compose import compose, dataset_of
 from kedge.errors import ConfigError, DataError, TrainingError
 from kedge.losses import CAMLoss
 from kedge.training import resume_run, start_run
-from kedge.training.averaging import Averaging
-from kedge.training.callbacks import History
-from kedge.training.module import RetrievalTraining
-from kedge.training.run import Interrupted
-from kedge.training.settings import Settings
+from kedge.training.config import Settings
+from kedge.training.interrupts import Interrupted
+from kedge.training.loop import TrainingLoop
+from kedge.training.progress import History
+from kedge.training.sam_ema import EMA
 
 Parts = dict[str, torch.Tensor]
 
@@ -246,13 +246,13 @@ def test_one_cycle_ends_where_it_is_told_to(final: float, tiny: list[str], tmp_p
 
 def test_the_average_of_the_weights_is_kept(tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[torch.Tensor] = []
-    real = Averaging.on_train_batch_end
+    real = EMA.update
 
-    def watched(self: Averaging, trainer: Any, module: Any, *args: Any) -> None:
-        seen.append(module.loss.anchors.detach().clone())
-        real(self, trainer, module, *args)
+    def watched(self: EMA) -> None:
+        seen.append(self._live["loss.anchors"].clone())
+        real(self)
 
-    monkeypatch.setattr(Averaging, "on_train_batch_end", watched)
+    monkeypatch.setattr(EMA, "update", watched)
     train(overrides=[*tiny, "recipe.averaging=0.5", "split.holdout=0"], folder=tmp_path)
     expected, span = seen[0].double(), len(seen) / 2
     for step, anchors in enumerate(seen, start=1):
@@ -264,13 +264,13 @@ def test_the_average_of_the_weights_is_kept(tiny: list[str], tmp_path: Path, mon
 
 def test_the_average_is_what_is_validated(tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     validated: dict[int, dict[str, torch.Tensor]] = {}
-    real = RetrievalTraining.on_validation_epoch_end
+    real = TrainingLoop._embed
 
-    def watched(self: RetrievalTraining) -> None:
-        validated[self.current_epoch] = {name: value.clone() for name, value in self.state_dict().items()}
-        real(self)
+    def watched(self: TrainingLoop, *args: Any, **options: Any) -> Any:
+        validated[self.epoch] = {name: value.clone() for name, value in self.step.state_dict().items()}
+        return real(self, *args, **options)
 
-    monkeypatch.setattr(RetrievalTraining, "on_validation_epoch_end", watched)
+    monkeypatch.setattr(TrainingLoop, "_embed", watched)
     train(overrides=[*tiny, "recipe.averaging=0.5"], folder=tmp_path)
     best = torch.load(tmp_path / "checkpoints/best.ckpt", weights_only=True)
     assert all(torch.equal(value, validated[best["epoch"]][name]) for name, value in best["state_dict"].items())
@@ -356,15 +356,15 @@ def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(tiny: list[str], tmp_p
 
 
 def test_ctrl_c_is_heard_wherever_it_falls(tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = History.on_train_epoch_end
+    real = History.append
 
-    def ignored(self: History, trainer: Any, module: Any) -> None:
-        real(self, trainer, module)
-        if trainer.current_epoch == 0:
+    def ignored(self: History, row: dict[str, Any], **options: Any) -> None:
+        real(self, row, **options)
+        if row["epoch"] == 1:
             with contextlib.suppress(KeyboardInterrupt):  # as in a finaliser
                 signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(History, "on_train_epoch_end", ignored)
+    monkeypatch.setattr(History, "append", ignored)
     with ears():
         with pytest.raises(Interrupted, match="Stopped after 1 of 3 epochs"):
             train(overrides=tiny, folder=tmp_path)

@@ -29,7 +29,7 @@ from kedge.reproduce.measures import MEASURES
 from kedge.reproduce.running import DONE, FAILED
 from kedge.reproduce.store import Line, Store
 from kedge.training import resume_run, start_run
-from kedge.training.callbacks import BEST, LAST
+from kedge.training.checkpoint import BEST, LAST
 
 __all__ = ["perform"]
 

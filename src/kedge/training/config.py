@@ -1,8 +1,9 @@
-"""A run's settings, checked: everything that is neither data, encoder nor loss."""
+"""Configuration of a run as checked dataclasses: everything that is neither data, encoder nor loss."""
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, is_dataclass
 from typing import Any, TypeVar, get_args, get_type_hints
@@ -30,11 +31,12 @@ __all__ = [
 
 T = TypeVar("T")
 
-COMPILE_MODES = ("default", "graph", "max-autotune")
+COMPILE_MODES = ("default", "reduce-overhead", "max-autotune")
+"""Modes of `torch.compile`."""
 
-_LOOKS = 15
-"""At the held-out images in a run, at least (where there are so many epochs)."""
-_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a word", type(None): "null"}
+_MIN_VALIDATIONS = 15
+"""Of a run, where it has so many epochs."""
+_TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a word", type(None): "null"}
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Sharpness:
-    """Sharpness-aware minimisation: how far from the weights the gradient is taken, and from which step on."""
+    """Sharpness-aware minimisation (SAM): radius of the perturbation, and the share of the run at which it starts."""
 
     radius: float = 0.0
     start: float = 0.5
@@ -108,7 +110,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         _within("recipe.epochs", self.epochs, least=1)
-        # Batch normalisation has no statistics of a single picture.
+        # Batch normalisation has no statistics of a single image.
         _within("recipe.batch_size", self.batch_size, least=2)
         _within("recipe.loss_scale", self.loss_scale, above=0)
         _within("recipe.averaging", self.averaging, least=0, below=1)
@@ -136,7 +138,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Trainer:
-    """On what the run trains."""
+    """Hardware, precision, compilation and parallelism."""
 
     accelerator: str = "auto"
     precision: str = "auto"
@@ -158,6 +160,10 @@ class Trainer:
         _within("trainer.accumulate", self.accumulate, least=1)
         _within("trainer.keep_every", self.keep_every, least=0)
         _one_of("trainer.data", self.data, ("auto", "device", "host"))
+        if self.compile == "graph":
+            message = "trainer.compile=graph is now called reduce-overhead; the old name goes with the next release."
+            warnings.warn(message, DeprecationWarning, stacklevel=2)
+            object.__setattr__(self, "compile", "reduce-overhead")
         _one_of("trainer.compile", self.compile, ("auto", "off", *COMPILE_MODES))
         _one_of("trainer.accelerator", self.accelerator, ("auto", "cpu", "gpu"))
         _one_of("trainer.precision", self.precision, ("auto", "32-true", "64-true", "bf16-mixed", "16-mixed"))
@@ -201,7 +207,7 @@ class CSV:
 
 @dataclass(frozen=True)
 class Loggers:
-    """Where the numbers go besides history.csv."""
+    """Loggers of metrics besides history.csv."""
 
     tensorboard: TensorBoard | None = None
     wandb: WandB | None = None
@@ -211,7 +217,7 @@ class Loggers:
 
 @dataclass(frozen=True)
 class Settings:
-    """All of it."""
+    """The whole configuration but dataset, encoder and loss."""
 
     seed: int = 0
     recipe: Recipe = field(default_factory=Recipe)
@@ -235,7 +241,7 @@ class Settings:
 
     @property
     def validate_every(self) -> int:
-        """So many epochs lie between two looks at the held-out images: as given, or so few that there are enough."""
+        """Epochs between two validations: as configured, or so few that there are enough of them."""
         if self.split.holdout == 0:
             return 1
         if self.split.validate_every is not None:
@@ -243,22 +249,21 @@ class Settings:
         if self.recipe.schedule.name == "plateau":
             return 1
         epochs = self.recipe.epochs
-        # Divisors, so that the last epoch is looked at.
-        return max(
-            every for every in range(1, epochs + 1) if epochs % every == 0 and epochs // every >= min(epochs, _LOOKS)
-        )
+        # Divisors, so that the last epoch is validated.
+        divisors = (every for every in range(1, epochs + 1) if epochs % every == 0)
+        return max(every for every in divisors if epochs // every >= min(epochs, _MIN_VALIDATIONS))
 
     @classmethod
     def from_config(cls, config: Any) -> Settings:
         """The settings in a configuration."""
         values = {name: config.get(name) for name in get_type_hints(cls)}
-        if values["logger"] is None:  # a run from before there was a choice
+        if values["logger"] is None:  # a run from before loggers could be chosen
             del values["logger"]
         return _checked(cls, values, "")
 
 
 def _checked(kind: type[T], node: Any, name: str) -> T:
-    """`kind` made of the node's values; a wrong name or type is one sentence that says where."""
+    """An instance of `kind` from a configuration node; a wrong key or type is an error of one sentence."""
     values: Any = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
     if not isinstance(values, dict):
         raise ConfigError(f"{name} must be a group of values, found {values!r}.")
@@ -278,8 +283,8 @@ def _typed(kind: Any, value: Any, name: str) -> Any:
     if float in allowed and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
-        wanted = " or ".join(_WORDS[one] for one in allowed)
-        raise ConfigError(f"{name} must be {wanted}, found {value!r}.")
+        expected = " or ".join(_TYPE_NAMES[option] for option in allowed)
+        raise ConfigError(f"{name} must be {expected}, found {value!r}.")
     return value
 
 
@@ -293,6 +298,6 @@ def _within(
 ) -> None:
     if least <= value < below and value > above:
         return
-    bounds = [f"{word} {bound:g}" for word, bound in (("at least", least), ("above", above), ("below", below))]
-    said = [text for text, bound in zip(bounds, (least, above, below), strict=True) if math.isfinite(bound)]
-    raise ConfigError(f"{name} must be {' and '.join(said) or 'finite'}, found {value}.")
+    limits = (("at least", least), ("above", above), ("below", below))
+    bounds = [f"{word} {bound:g}" for word, bound in limits if math.isfinite(bound)]
+    raise ConfigError(f"{name} must be {' and '.join(bounds) or 'finite'}, found {value}.")
