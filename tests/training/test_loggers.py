@@ -146,7 +146,7 @@ def test_all_of_them_hold_what_history_holds_and_a_resumed_run_goes_on_there(
     config = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
     assert isinstance(config, dict)
     assert run.data.params["recipe/optimizer/lr"] == str(config["recipe"]["optimizer"]["lr"])
-    assert run.data.params["encoder/name"] == "resnet10"
+    assert run.data.params["encoder/name"] == "timm:test_resnet"
     number, said, points = wandb_run(folder)
     assert points == wanted
     assert number == json.loads((folder / "loggers.json").read_text())["wandb"]

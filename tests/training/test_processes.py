@@ -192,7 +192,7 @@ def test_batches_that_cannot_be_shared(found: dict[str, list[Found]]) -> None:
 def sample(folder: Path) -> list[str]:
     """A run on the bundled sample that takes a few seconds."""
     return [
-        *("encoder=resnet10", "encoder.stem=imagenet", "encoder.dim=8", "recipe.size=16", "recipe.epochs=2"),
+        *("encoder=timm", "encoder.name=timm:test_resnet", "encoder.dim=8", "recipe.size=16", "recipe.epochs=2"),
         *("recipe.batch_size=16", "split.shots=8", "recipe.optimizer.lr=0.05", f"hydra.run.dir={folder}"),
     ]
 

@@ -339,6 +339,39 @@ def check_kill_and_resume(
     assert timeless[0] == timeless[1]
 
 
+def test_a_checkpoint_of_the_first_release_is_resumed(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = [*tiny, "recipe.averaging=0.2"]
+    train(overrides=overrides, folder=tmp_path / "whole")
+    real = TrainingLoop.on_epoch_start
+
+    def stops(self: TrainingLoop) -> None:
+        real(self)
+        self.stop.is_set = self.epoch == 1
+
+    monkeypatch.setattr(TrainingLoop, "on_epoch_start", stops)
+    with pytest.raises(Interrupted, match="Stopped after 1 of 3 epochs"):
+        train(overrides=overrides, folder=tmp_path / "old")
+    monkeypatch.undo()
+    path = tmp_path / "old/checkpoints/last.ckpt"
+    state = torch.load(path, weights_only=True)
+    # As Lightning's trainer wrote it.
+    callbacks = {
+        "Averaging": state.pop("ema"),
+        "History": {"rows": state.pop("history")},
+        "BestAndLast": {"best": state.pop("best")},
+    }
+    del state["precision"]
+    torch.save({**state, "callbacks": callbacks, "loops": {}, "pytorch-lightning_version": "2.6.6"}, path)
+    resume_run(tmp_path / "old")
+    assert same_weights(tmp_path / "whole", tmp_path / "old")
+    assert len(history(tmp_path / "old")) == 3
+    torch.save({"epoch": 0, "state_dict": {}}, path)
+    with pytest.raises(TrainingError, match=r"last\.ckpt cannot be resumed: it has no global_step, .*Train anew"):
+        resume_run(tmp_path / "old")
+
+
 def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(tiny: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "run"
     process = start_process(folder, [*tiny, "recipe.epochs=200"])
@@ -355,20 +388,24 @@ def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(tiny: list[str], tmp_p
     assert len(history(folder)) == done + 2
 
 
-def test_ctrl_c_is_heard_wherever_it_falls(tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_the_run_wherever_it_falls(
+    number: signal.Signals, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = History.append
 
     def ignored(self: History, row: dict[str, Any], **options: Any) -> None:
         real(self, row, **options)
         if row["epoch"] == 1:
             with contextlib.suppress(KeyboardInterrupt):  # as in a finaliser
-                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(number)
 
     monkeypatch.setattr(History, "append", ignored)
     with ears():
+        before = signal.getsignal(number)
         with pytest.raises(Interrupted, match="Stopped after 1 of 3 epochs"):
             train(overrides=tiny, folder=tmp_path)
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert signal.getsignal(number) is before
     monkeypatch.undo()
     resume_run(tmp_path)
     assert len(history(tmp_path)) == 3
@@ -394,8 +431,8 @@ def test_nan_stops_the_run_and_keeps_the_last_good_checkpoint(
 def test_a_full_disk_is_one_sentence_and_the_last_checkpoint_stays(tiny: list[str], tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
-    # The best weights (20 MB) and the first epoch's checkpoint (40 MB) fit, a second one beside them does not.
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=80m", "tmpfs", str(disk)], check=True)
+    # The best weights (1.5 MB) and the first epoch's checkpoint (3 MB) fit, a second one beside them does not.
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(disk)], check=True)
     try:
         with pytest.raises(TrainingError, match=r"The disk is full.*kedge train --resume"):
             train(overrides=tiny, folder=disk / "run")

@@ -149,7 +149,7 @@ def _wandb(options: WandB, folder: Path, run_id: str | None) -> tuple[MetricsLog
         name=options.name or folder.resolve().name,
         entity=options.entity,
         group=options.group,
-        mode=options.mode,  # type: ignore[arg-type]
+        mode=options.mode,
         dir=folder,
         id=run_id,
         resume="allow" if _is_online(options) else None,

@@ -336,10 +336,10 @@ class EpochMeans:
         self._names: tuple[str, ...] = ()
         self._totals: Tensor | None = None
         self._steps = 0
-        self._means: tuple[int, dict[str, float]] = (0, {})
 
     def add(self, outcome: Outcome) -> None:
         """Take in one step."""
+        self._steps += 1
         if self._totals is None:
             # A copy: a compiled step uses the memory of its outcome again.
             self._names, self._totals = outcome.names, outcome.values.double().clone()
@@ -348,20 +348,16 @@ class EpochMeans:
         else:
             parts = " and ".join(", ".join(names[1:-1]) for names in (self._names, outcome.names))
             raise TrainingError(f"The loss {self.loss_name} must have the same parts in every step, found {parts}.")
-        self._steps += 1
 
     def all_reduce(self) -> None:
         """Average over ranks."""
         if self._totals is not None:
             all_reduce_mean_([self._totals])
-            self._means = (0, {})
 
     def read(self) -> dict[str, float]:
-        """The means so far; reading new ones waits for the device."""
-        if self._totals is not None and self._means[0] != self._steps:
-            means = (self._totals / self._steps).tolist()
-            self._means = self._steps, dict(zip(self._names, means, strict=True))
-        return self._means[1]
+        """The means so far; reading waits for the device."""
+        values = [] if self._totals is None else (self._totals / self._steps).tolist()
+        return dict(zip(self._names, values, strict=True))
 
     def shown(self) -> dict[str, float]:
         """The means to report: the loss and, where it has several, its components."""

@@ -300,9 +300,8 @@ class _Run:
         return mode != "auto" or self.device.type == "cuda"
 
     def _compile(self, step: Step, fabric: Fabric, data: TrainingData) -> None:
-        mode = self.settings.trainer.compile
-        if mode == "auto":
-            mode = "reduce-overhead"
+        setting = self.settings.trainer.compile
+        mode = "reduce-overhead" if setting == "auto" else str(setting)
         # A CUDA graph owns its gradients, which cannot be accumulated or exchanged with other ranks.
         if self.layout.parts > 1:
             mode = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}.get(mode, mode)
