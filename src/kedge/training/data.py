@@ -182,7 +182,7 @@ def _identity(batch: Batch) -> Batch:
 
 
 def cached_features(
-    path: Path, pictures: Pictures, encoder: Encoder, preprocessing: Preprocessing, device: torch.device
+    path: Path, images: Pictures, encoder: Encoder, preprocessing: Preprocessing, device: torch.device
 ) -> Features:
     """Outputs of a frozen encoder, as the head will see them: read from `path` if they are there, or computed.
 
@@ -196,8 +196,8 @@ def cached_features(
         def embed(pixels: Tensor) -> Tensor:
             return encoder.features(preprocessing.normalise(pixels.to(device)), mirror=preprocessing.mirror)
 
-        share = shard_range(len(pictures), whole=_EMBED_BATCH)
-        own = pictures if world_size() == 1 else pictures.subset(np.arange(share.start, share.stop))
+        share = shard_range(len(images), whole=_EMBED_BATCH)
+        own = images if world_size() == 1 else images.subset(np.arange(share.start, share.stop))
         # Out of inference mode: features are trained on.
         values = all_gather_rows(embed_pictures(embed, own, batch_size=_EMBED_BATCH)).cpu().clone()
         encoder.train()  # as it is in a run that finds its features
@@ -205,13 +205,13 @@ def cached_features(
             path.parent.mkdir(exist_ok=True)
             with atomic_write(path) as stream:
                 stream.write(save({"features": values}))
-    return Features(values, torch.from_numpy(pictures.labels))
+    return Features(values, torch.from_numpy(images.labels))
 
 
-def class_means(embed: Callable[[Tensor], Tensor], pictures: Pictures, classes: int) -> Tensor:
+def class_means(embed: Callable[[Tensor], Tensor], images: Pictures, classes: int) -> Tensor:
     """The mean embedding of each class, classes × dim; zero for a class without images."""
-    title = "pictures for the class means"
-    embeddings = embed_pictures(embed, pictures, batch_size=_EMBED_BATCH, title=title).cpu()
-    labels = torch.from_numpy(pictures.labels)
+    title = "images for the class means"
+    embeddings = embed_pictures(embed, images, batch_size=_EMBED_BATCH, title=title).cpu()
+    labels = torch.from_numpy(images.labels)
     sums = torch.zeros(classes, embeddings.shape[1]).index_add_(0, labels, embeddings)
     return sums / torch.bincount(labels, minlength=classes).clamp(min=1)[:, None]

@@ -137,7 +137,7 @@ class _Run:
         # Warnings of its loader are for rank 0 to print.
         with contextlib.nullcontext() if is_rank_zero() else contextlib.redirect_stderr(None):
             self.dataset: Dataset = build_dataset(config.dataset)
-        self.pictures, self.held_out = divide(self.dataset.train, self.split.holdout, self.split.shots, self.split.seed)
+        self.images, self.held_out = divide(self.dataset.train, self.split.holdout, self.split.shots, self.split.seed)
         published = self._published.get("input_size") if self.recipe.freeze else None
         size = self.recipe.size or (published[-1] if published else min(self.dataset.train.size))
         self.encoder, self.loss = self._network(size)
@@ -252,7 +252,7 @@ class _Run:
         kind = "images through a frozen encoder" if self.recipe.freeze else "images"
         hardware = ("" if self.layout.processes == 1 else f"{self.layout.processes} × ") + self.device.type
         stderr().print(
-            f"{self.encoder.name} with {self.loss.name} on {self.dataset.name}: {len(self.pictures):,} {kind}{held_out}"
+            f"{self.encoder.name} with {self.loss.name} on {self.dataset.name}: {len(self.images):,} {kind}{held_out}"
             f", {len(self.dataset.classes)} classes, {self.recipe.epochs} epochs, {hardware}"
         )
 
@@ -261,11 +261,11 @@ class _Run:
             # In a sweep, the last run's compiled step holds its memory until it is collected.
             gc.collect()
             torch.cuda.empty_cache()
-        train: Examples = self.pictures
+        train: Examples = self.images
         held_out: Examples | None = self.held_out
         if self.recipe.freeze:
             parts = self.encoder, self.preprocessing, self.device
-            train = cached_features(self.folder / "features/train.safetensors", self.pictures, *parts)
+            train = cached_features(self.folder / "features/train.safetensors", self.images, *parts)
             if self.held_out is not None:
                 held_out = cached_features(self.folder / "features/held_out.safetensors", self.held_out, *parts)
         if self._on_device([train] if held_out is None else [train, held_out]):
@@ -363,7 +363,7 @@ class _Run:
         anchors = getattr(self.loss, "anchors", None)
         if not isinstance(anchors, Tensor):
             embed = make(anchors=None).to(self.device).embed_pixels
-            anchors = class_means(embed, self.pictures, len(self.dataset.classes))
+            anchors = class_means(embed, self.images, len(self.dataset.classes))
         return make(anchors=anchors)
 
 

@@ -38,7 +38,7 @@ class Draws(NamedTuple):
     mixing: Tensor
 
     def rows(self, start: int, stop: int) -> Draws:
-        """Those of some of the images."""
+        """Those of the images from `start` to `stop`."""
         return Draws(self.augmentation[:, start:stop], self.mixing[:, start:stop])
 
 
