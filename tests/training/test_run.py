@@ -21,7 +21,7 @@ from kedge import Model, train
 from kedge.config.compose import compose, dataset_of
 from kedge.errors import ConfigError, DataError, TrainingError
 from kedge.losses import CAMLoss
-from kedge.training import resume_run, start_run
+from kedge.training import progress, resume_run, start_run
 from kedge.training.config import Settings
 from kedge.training.interrupts import Interrupted
 from kedge.training.loop import TrainingLoop
@@ -227,6 +227,16 @@ def test_changed_pictures_are_noticed(stripes: Path, tiny: list[str], tmp_path: 
     with pytest.raises(DataError, match="mine has changed since"):
         dataset_of(tmp_path / "run")
     assert len(dataset_of(tmp_path / "run", [f"dataset.path={stripes}"]).test) == 40
+
+
+def test_history_is_written_by_rank_0_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for rank_zero in (False, True):
+        monkeypatch.setattr(progress, "is_rank_zero", lambda rank_zero=rank_zero: rank_zero)
+        written = History(tmp_path / "history.csv")
+        written.append({"epoch": 1, "train/loss": 0.5}, final=True)
+        assert (tmp_path / "history.csv").exists() is rank_zero
+        assert len(written.rows) == 1
+    assert history(tmp_path) == [{"epoch": "1", "train/loss": "0.5"}]
 
 
 def test_the_same_seed_gives_the_same_weights(tiny: list[str], tmp_path: Path) -> None:

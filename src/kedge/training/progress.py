@@ -12,13 +12,14 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from kedge.distributed import is_rank_zero
 from kedge.io import atomic_write
 
 __all__ = ["History", "TrainingProgress"]
 
 
 class History:
-    """history.csv, one row per finished epoch; short epochs are written several at a time."""
+    """history.csv, one row per finished epoch, written by rank 0; short epochs are written several at a time."""
 
     WRITE_SECONDS = 1.0
 
@@ -39,7 +40,7 @@ class History:
 
     def flush(self) -> None:
         """Write rows that are not in the file yet."""
-        if not self._unwritten:
+        if not self._unwritten or not is_rank_zero():
             return
         table = io.StringIO(newline="")
         writer = csv.DictWriter(table, list(dict.fromkeys(name for row in self.rows for name in row)))
@@ -68,7 +69,7 @@ class TrainingProgress:
 
     def start(self, step: int) -> None:
         """Open the bar."""
-        if self.console.is_terminal:
+        if self.console.is_terminal and not self.console.quiet:
             self._bar = Progress(
                 TextColumn("[bold]{task.description}"),
                 BarColumn(bar_width=24),
