@@ -73,7 +73,7 @@ def ears() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def wait_for(condition: object, process: subprocess.Popen[str], seconds: float = 120) -> None:
+def wait_for(condition: object, process: subprocess.Popen[str], seconds: float = 300) -> None:
     assert callable(condition)
     end = time.monotonic() + seconds
     while not condition():
