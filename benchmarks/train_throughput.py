@@ -38,9 +38,8 @@ from kedge.config.compose import compose
 from kedge.encoders import build_encoder
 from kedge.losses import CAMLoss
 from kedge.reproduce.machine import describe
-from kedge.training.callbacks import BestAndLast
-from kedge.training.compiling import use_repeatable_kernels
-from kedge.training.settings import Settings
+from kedge.training.checkpoint import ModelCheckpoint
+from kedge.training.config import Settings
 from runs import history, kedge, seconds
 
 RESULTS = Path(__file__).parent / "results" / "train_throughput.json"
@@ -152,7 +151,7 @@ def kedge_train(case: Case, data: Path) -> tuple[float, list[float]]:
     # next ones are is known.
     start = every * -(-2 // every)
     steps = int(rows[-1]["step"]) - int(rows[start - 1]["step"])
-    speed = steps * case.batch / (sum(times[start:]) * (1 + BestAndLast.SHARE))
+    speed = steps * case.batch / (sum(times[start:]) * (1 + ModelCheckpoint.MAX_TIME_SHARE))
     return round(speed, 1), [round(one, 3) for one in times]
 
 
@@ -209,9 +208,8 @@ def compete(case: Case, kind: str, data: Path, ready: Path) -> None:
 
 def choose_kernels(way: str) -> None:
     """As `kedge train` does, or whatever is fastest."""
-    use_repeatable_kernels()
-    if way == SEARCHED:
-        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = False, True
+    torch.backends.cudnn.deterministic = way != SEARCHED
+    torch.backends.cudnn.benchmark = way == SEARCHED
 
 
 def attempt(results: dict[str, Any], label: str, act: Callable[..., Any], *arguments: Any) -> None:

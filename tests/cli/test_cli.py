@@ -133,7 +133,7 @@ def test_bad_input_is_one_sentence(arguments: list[str], sentence: str, tmp_path
     [
         (["train", "recipe.foo=1", "-m"], "There is no recipe.foo"),
         (["train", "loss=arcfase"], "loss must be one of arcface, cam, center, contrastive, cosface, cross_entropy"),
-        (["train", "nowhere/"], "nowhere/ is neither a folder of pictures nor an .npz file."),
+        (["train", "nowhere/"], "nowhere/ is neither a folder of images nor an .npz file."),
         (["train", "dataset=folder", "dataset.path=nowhere"], "nowhere"),
         (["train", "--resume", "nowhere"], "nowhere is no run"),
         (["train", "--resume", "nowhere", "seed=1"], "--resume takes the run's own settings"),

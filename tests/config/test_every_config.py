@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from kedge.config.compose import build, build_loss, compose
 from kedge.encoders import Encoder
 from kedge.losses import RetrievalLoss
-from kedge.training.settings import Settings
+from kedge.training.config import Settings
 
 ROOT = Path(str(files("kedge.config")))
 GROUPS = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import csv
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -15,46 +15,51 @@ from kedge.datasets import ImageSplit
 from kedge.encoders import build_encoder
 from kedge.images import Augmentation, Mixing
 from kedge.losses import CAMLoss, CrossEntropyLoss, RetrievalLoss
-from kedge.training import compiling, train
-from kedge.training.callbacks import BestAndLast
-from kedge.training.compiling import Forward, compiled
-from kedge.training.data import Resident, TrainingData, fits_on
-from kedge.training.module import RetrievalTraining
-from kedge.training.step import Draws, Outcome, Prepare, Step
+from kedge.training import train
+from kedge.training.checkpoint import ModelCheckpoint
+from kedge.training.config import Trainer
+from kedge.training.data import DeviceDataset, TrainingData, fits_on
+from kedge.training.step import Prepare, Step, compile_step
 
 
 def pictures(count: int = 23) -> ImageSplit:
-    chance = np.random.default_rng(0)
-    return ImageSplit(chance.integers(0, 256, (count, 3, 8, 8), dtype=np.uint8), chance.integers(0, 4, count))
+    rng = np.random.default_rng(0)
+    return ImageSplit(rng.integers(0, 256, (count, 3, 8, 8), dtype=np.uint8), rng.integers(0, 4, count))
 
 
-def test_batches_of_resident_pictures_are_those_of_a_loader() -> None:
-    read, there = (
-        TrainingData(some, some, batch_size=5, seed=3, classes=None)
-        for some in (pictures(), Resident.of(pictures(), torch.device("cpu")))
+@pytest.mark.parametrize("workers", [False, True])
+def test_batches_on_the_device_are_those_of_a_loader(workers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    host, device = (
+        TrainingData(examples, examples, batch_size=5, seed=3, classes=None, for_gpu=workers)
+        for examples in (pictures(), DeviceDataset.copy_of(pictures(), torch.device("cpu")))
     )
+    orders = []
     for epoch in (0, 4):
-        loaders: list[Any] = [data.train_dataloader() for data in (read, there)]
-        for loader in loaders:
-            loader.sampler.set_epoch(epoch)
-        assert len(loaders[0]) == len(loaders[1]) == 4
-        for expected, found in zip(*loaders, strict=True):
-            assert torch.equal(expected[0], found[0])
-            assert torch.equal(expected[1], found[1])
-    for one, other in zip(read.val_dataloader(), there.val_dataloader(), strict=True):
-        for expected, found in zip(one, other, strict=True):
-            assert torch.equal(expected[0], found[0])
-            assert torch.equal(expected[1], found[1])
+        batches = [list(data.train_batches(epoch)) for data in (host, device)]
+        assert len(batches[0]) == len(batches[1]) == host.steps_per_epoch == 4
+        orders.append(torch.cat([inputs for inputs, _ in batches[0]]))
+        for expected, seen in zip(*batches, strict=True):
+            assert torch.equal(expected[0], seen[0])
+            assert torch.equal(expected[1], seen[1])
+    assert not torch.equal(*orders)
+    for kind in ("query_batches", "gallery_batches"):
+        for expected, seen in zip(getattr(host, kind)(), getattr(device, kind)(), strict=True):
+            assert torch.equal(expected[0], seen[0])
+            assert torch.equal(expected[1], seen[1])
 
 
-def test_where_the_pictures_live_changes_nothing(tiny: list[str], tmp_path: Path) -> None:
-    found = [train(overrides=[*tiny, f"trainer.data={where}"], folder=tmp_path / where) for where in ("host", "device")]
-    weights = [model.encoder.state_dict() for model in found]
+def test_where_the_images_live_changes_nothing(tiny: list[str], tmp_path: Path) -> None:
+    models = [
+        train(overrides=[*tiny, "recipe.epochs=1", f"trainer.data={where}"], folder=tmp_path / where)
+        for where in ("host", "device")
+    ]
+    weights = [model.encoder.state_dict() for model in models]
     assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_too_many_pictures_stay_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_images_stay_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     device = torch.device("cuda")
     assert fits_on(device, [pictures()])[0]
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (pictures().images.nbytes, 0))
@@ -62,7 +67,7 @@ def test_too_many_pictures_stay_on_the_host(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 class Noisy(nn.Module):
-    """Keeps statistics and uses chance."""
+    """Keeps statistics and draws random numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +79,7 @@ class Noisy(nn.Module):
 
 
 def noisy_step(loss: RetrievalLoss) -> Step:
-    prepare = Prepare(lambda count, chance, _: torch.rand(count, 4, generator=chance), torch.add, nn.Identity())
+    prepare = Prepare(lambda count, generator, _: torch.rand(count, 4, generator=generator), torch.add, nn.Identity())
     return Step(Noisy(), loss, prepare, Mixing())
 
 
@@ -86,11 +91,10 @@ def test_trying_a_compiled_step_leaves_no_trace(
     step = noisy_step(loss)
     calls: list[str | None] = []
 
-    def compile_(module: Any, mode: str | None, **_: object) -> Any:
-        calls.append(mode)
-
+    def compile_(function: Any, mode: str | None, **_: object) -> Any:
         def forward(*values: Any) -> Any:
-            result = module(*values)
+            calls.append(mode)
+            result = function(*values)
             if not works:
                 raise RuntimeError("no compiler here\nand more lines")
             return result
@@ -99,21 +103,22 @@ def test_trying_a_compiled_step_leaves_no_trace(
 
     monkeypatch.setattr(torch, "compile", compile_)
     before = {name: value.clone() for name, value in step.state_dict().items()}
-    chance = torch.get_rng_state()
+    rng = torch.get_rng_state()
     inputs = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
     batch = inputs, torch.arange(6) % 3, step.draw(inputs, torch.Generator().manual_seed(2))
     if works:
-        fast = compiled(step, batch, "default", scale=1.0, autocast=None)
-        assert fast.forward is not step
-        assert fast.seconds >= 0
+        assert compile_step(step, batch, "reduce-overhead", contextlib.nullcontext()) is not None
+        assert calls == ["reduce-overhead"] * 3
     else:
-        with pytest.warns(UserWarning, match=r"trains as it is, more slowly: no compiler here$"):
-            fast = compiled(step, batch, "max-autotune", scale=1.0, autocast=torch.bfloat16)
-        assert fast.forward is step
-    assert calls == [None if works else "max-autotune-no-cudagraphs"]
+        with pytest.warns(UserWarning, match=r"trains eagerly, more slowly: no compiler here$"):
+            assert compile_step(step, batch, "max-autotune", torch.autocast("cpu", torch.bfloat16)) is None
+        assert calls == ["max-autotune"]
     assert all(torch.equal(value, before[name]) for name, value in step.state_dict().items())
     assert all(parameter.grad is None for parameter in step.parameters())
-    assert torch.equal(torch.get_rng_state(), chance)
+    assert torch.equal(torch.get_rng_state(), rng)
+    calls.clear()
+    step(*batch)
+    assert bool(calls) is works
 
 
 @pytest.mark.parametrize("mixing", [Mixing(), Mixing(cutmix=0.5)])
@@ -125,113 +130,60 @@ def test_a_compiled_step_is_one_graph_with_the_same_outcome(mixing: Mixing) -> N
     step = Step(encoder, CAMLoss(3, 8), Prepare(augmentation.draw, augmentation.apply, nn.Identity()), mixing)
     inputs, labels = torch.randint(0, 256, (6, 3, 16, 16), dtype=torch.uint8), torch.arange(6) % 3
     draws = step.draw(inputs, torch.Generator().manual_seed(2))
-    traced = torch.compile(step, backend="aot_eager", fullgraph=True)
-    found, expected = traced(inputs, labels, draws), step(inputs, labels, draws)
-    assert found.names == expected.names == ("loss", "attractor", "repeller", "minimum_norm", "_spread")
-    torch.testing.assert_close(found.counted, expected.counted)
-    gradients = [torch.autograd.grad(one.loss, list(step.parameters())) for one in (found, expected)]
-    for one, other in zip(*gradients, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+    traced = torch.compile(step._eager, backend="aot_eager", fullgraph=True)
+    outcome, expected = traced(inputs, labels, draws), step(inputs, labels, draws)
+    assert outcome.names == expected.names == ("loss", "attractor", "repeller", "minimum_norm", "_spread")
+    torch.testing.assert_close(outcome.values, expected.values)
+    gradients = [torch.autograd.grad(each.loss, list(step.parameters())) for each in (outcome, expected)]
+    for traced_gradient, gradient in zip(*gradients, strict=True):
+        torch.testing.assert_close(traced_gradient, gradient, rtol=1e-3, atol=1e-4)
 
 
-def record_on_cpu(step: Step, forward: Forward, batch: Any, scale: float, cast: Any) -> Forward:
-    """What a CUDA graph does, seen from outside: all results lie where they lay when it was recorded."""
-    own = batch[0].clone(), batch[1].clone(), Draws(*(part.clone() for part in batch[2]))
-    with cast:
-        outcome = forward(*own)
-    (outcome.loss * scale).backward()
-    parameters = [parameter for parameter in step.parameters() if parameter.grad is not None]
-    places = [parameter.grad for parameter in parameters]
-    fixed = Outcome(outcome.loss.detach().clone(), outcome.counted.clone(), outcome.names)
-
-    def launch() -> None:
-        with cast:
-            found = forward(*own)
-        fixed.loss.copy_(found.loss.detach())
-        fixed.counted.copy_(found.counted)
-        for place, gradient in zip(places, torch.autograd.grad(found.loss * scale, parameters), strict=True):
-            assert place is not None
-            place.copy_(gradient)
-
-    return compiling._Recorded(step, own, launch, fixed)
-
-
-@pytest.mark.parametrize(("holdout", "radius"), [(0.1, 0.0), (0.0, 0.0), (0.1, 0.1)])
-def test_a_recorded_step_trains_as_the_plain_one(
-    holdout: float, radius: float, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_compiled_run_leaves_the_checkpoints_of_an_eager_one(
+    fails: bool, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiling, "_RECORDS", ("cpu",))
-    monkeypatch.setattr(compiling, "_record", record_on_cpu)
-    monkeypatch.setattr(torch, "compile", lambda step, **_: step)
-    used: list[bool] = []
-    real = RetrievalTraining.use
+    modes: list[str] = []
 
-    def watched(self: RetrievalTraining, fast: compiling.Fast) -> None:
-        used.append(fast.with_gradients)
-        real(self, fast)
-
-    monkeypatch.setattr(RetrievalTraining, "use", watched)
-    tiny = [*tiny, f"split.holdout={holdout}", "recipe.mixing.cutmix=0.5", "recipe.averaging=0.1"]
-    tiny.append(f"recipe.sharpness.radius={radius}")
-    for mode in ("off", "graph"):
-        train(overrides=[*tiny, f"trainer.compile={mode}"], folder=tmp_path / mode)
-    assert used == [True]
-    found = [torch.load(tmp_path / mode / "checkpoints/last.ckpt", weights_only=True) for mode in ("off", "graph")]
-    assert found[0]["state_dict"].keys() == found[1]["state_dict"].keys()
-    for name, value in found[0]["state_dict"].items():
-        close = {"rtol": 1e-2, "atol": 1e-4} if radius else {}
-        torch.testing.assert_close(found[1]["state_dict"][name], value, msg=name, **close)
-    histories = [
-        [{name: float(value) for name, value in row.items() if name != "seconds"} for row in csv.DictReader(file)]
-        for mode in ("off", "graph")
-        for file in [(tmp_path / mode / "history.csv").read_text().splitlines()]
-    ]
-    for one, other in zip(*histories, strict=True):
-        # A climb goes by the recorded gradient, which is that of the scaled loss: rounded a little differently.
-        assert one == (pytest.approx(other, rel=1e-4) if radius else other)
-
-
-@pytest.mark.parametrize("fails", ["at once", "when called", "when recorded"])
-def test_what_cannot_be_compiled_leaves_the_same_checkpoints(
-    fails: str, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Optimised(nn.Module):
-        """What torch.compile returns is a module that holds the step."""
-
-        def __init__(self, step: Step) -> None:
-            super().__init__()
-            self._orig_mod = step
-
-        def forward(self, *batch: Any) -> Any:
-            if fails == "when called":
-                raise RuntimeError("not here")
-            return self._orig_mod(*batch)
-
-    def compile_(step: Step, **_: object) -> Optimised:
-        if fails == "at once":
+    def compile_(function: Any, mode: str, **_: object) -> Any:
+        modes.append(mode)
+        if fails:
             raise RuntimeError("not supported")
-        return Optimised(step)
+        return function
 
-    def record(*_: object) -> Forward:
-        raise RuntimeError("no graph")
-
+    tiny = [*tiny, "recipe.epochs=2", "recipe.averaging=0.1", "recipe.mixing.cutmix=0.5", "recipe.sharpness.radius=0.1"]
+    train(overrides=tiny, folder=tmp_path / "eager")
     monkeypatch.setattr(torch, "compile", compile_)
-    monkeypatch.setattr(compiling, "_RECORDS", ("cpu",))
-    monkeypatch.setattr(compiling, "_record", record)
-    said = "could not be recorded and is launched" if fails == "when recorded" else "could not be compiled and trains"
-    with pytest.warns(UserWarning, match=said):
-        train(overrides=[*tiny, "recipe.epochs=2", "trainer.compile=graph"], folder=tmp_path / "fails")
-    train(overrides=[*tiny, "recipe.epochs=2"], folder=tmp_path / "plain")
+    warned = pytest.warns(UserWarning, match="could not be compiled and trains eagerly")
+    with warned if fails else contextlib.nullcontext():
+        train(overrides=[*tiny, "trainer.compile=reduce-overhead"], folder=tmp_path / "compiled")
+    assert modes == ["reduce-overhead"]
     for name in ("last", "best"):
-        paths = [tmp_path / run / f"checkpoints/{name}.ckpt" for run in ("plain", "fails")]
-        expected, found = (torch.load(path, weights_only=True)["state_dict"] for path in paths)
-        assert expected.keys() == found.keys()
-        assert all(torch.equal(value, found[key]) for key, value in expected.items())
+        paths = [tmp_path / run / f"checkpoints/{name}.ckpt" for run in ("eager", "compiled")]
+        expected, compiled = (torch.load(path, weights_only=True)["state_dict"] for path in paths)
+        assert expected.keys() == compiled.keys()
+        assert all(torch.equal(value, compiled[key]) for key, value in expected.items())
+
+
+def test_a_batch_in_parts_is_compiled_without_cuda_graphs(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modes: list[str] = []
+    monkeypatch.setattr(torch, "compile", lambda function, mode, **_: modes.append(mode) or function)
+    overrides = ["recipe.epochs=1", "trainer.accumulate=2"]
+    for mode in ("reduce-overhead", "max-autotune"):
+        train(overrides=[*tiny, *overrides, f"trainer.compile={mode}"], folder=tmp_path / mode)
+    assert modes == ["default", "max-autotune-no-cudagraphs"]
+
+
+def test_the_old_name_of_a_mode_is_taken_with_a_warning() -> None:
+    with pytest.warns(DeprecationWarning, match="trainer.compile=graph is now called reduce-overhead"):
+        assert Trainer(compile="graph").compile == "reduce-overhead"
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("mixing", [Mixing(), Mixing(cutmix=0.5)])
-def test_a_cuda_graph_leaves_the_gradients_of_the_plain_step(mixing: Mixing, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_graphs_leave_the_gradients_of_the_eager_step(mixing: Mixing, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # which rounds differently in every kernel
     device = torch.device("cuda")
@@ -245,50 +197,38 @@ def test_a_cuda_graph_leaves_the_gradients_of_the_plain_step(mixing: Mixing, mon
         inputs = torch.randint(0, 256, (64, 3, 16, 16), dtype=torch.uint8, device=device)
         labels = torch.randint(0, 3, (64,), device=device)
         batches.append((inputs, labels, step.draw(inputs, torch.Generator(device).manual_seed(seed))))
-    fast = compiled(step, batches[0], "graph", scale=3.0, autocast=None)
-    assert fast.with_gradients
+    assert compile_step(step, batches[0], "reduce-overhead", contextlib.nullcontext()) is not None
     for batch in batches[1:]:
         before = {name: value.clone() for name, value in step.state_dict().items()}
-        step.zero_grad()
-        found = fast.forward(*batch)
+        outcome = step(*batch)
+        values = outcome.values.clone()
+        outcome.loss.backward()
         gradients = [parameter.grad.clone() for parameter in step.parameters() if parameter.grad is not None]
+        step.zero_grad(set_to_none=True)
         step.load_state_dict(before)
-        expected = step(*batch)
-        torch.testing.assert_close(found.counted, expected.counted, rtol=1e-3, atol=1e-4)
-        for one, other in zip(gradients, torch.autograd.grad(expected.loss * 3, list(step.parameters())), strict=True):
+        expected = step._eager(*batch)
+        torch.testing.assert_close(values, expected.values, rtol=1e-3, atol=1e-4)
+        for one, other in zip(gradients, torch.autograd.grad(expected.loss, list(step.parameters())), strict=True):
             # As a whole: a value next to a kink of the network falls to one side here, to the other there.
             assert (one - other).norm() < 0.02 * other.norm() + 1e-4, ((one - other).norm() / other.norm()).item()
 
 
 def test_short_epochs_are_saved_now_and_then(tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train(overrides=[*tiny, "recipe.epochs=4"], folder=tmp_path / "all")
-    monkeypatch.setattr(BestAndLast, "SHARE", 1e-9)
+    monkeypatch.setattr(ModelCheckpoint, "MAX_TIME_SHARE", 1e-9)
     saved: list[int] = []
-    real = BestAndLast.on_train_epoch_end
+    real = ModelCheckpoint.on_epoch_end
 
-    def watched(self: BestAndLast, trainer: Any, module: Any) -> None:
-        last = tmp_path / "few/checkpoints/last.ckpt"
-        before = last.stat().st_mtime_ns if last.exists() else 0
-        real(self, trainer, module)
-        if last.stat().st_mtime_ns != before:
-            saved.append(trainer.current_epoch)
+    def watched(self: ModelCheckpoint, epoch: int, *args: Any) -> None:
+        before = self.epochs_saved
+        real(self, epoch, *args)
+        if self.epochs_saved != before:
+            saved.append(epoch)
 
-    monkeypatch.setattr(BestAndLast, "on_train_epoch_end", watched)
+    monkeypatch.setattr(ModelCheckpoint, "on_epoch_end", watched)
     train(overrides=[*tiny, "recipe.epochs=4"], folder=tmp_path / "few")
     assert saved == [0, 3]
+    assert torch.load(tmp_path / "few/checkpoints/last.ckpt", weights_only=True)["epoch"] == 3
     best = [torch.load(tmp_path / run / "checkpoints/best.ckpt", weights_only=True) for run in ("all", "few")]
     assert best[0]["epoch"] == best[1]["epoch"]
     assert all(torch.equal(value, best[1]["state_dict"][name]) for name, value in best[0]["state_dict"].items())
-
-
-def test_a_loader_with_workers_waits_for_the_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 1)
-    data = TrainingData(pictures(), None, batch_size=5, seed=3, classes=4, for_gpu=True)
-    plain = TrainingData(pictures(), None, batch_size=5, seed=3, classes=4)
-    loaders: list[Any] = [data.train_dataloader(), plain.train_dataloader()]
-    iterators = [iter(loader) for loader in loaders]
-    for loader in loaders:
-        loader.sampler.set_epoch(2)
-    for found, expected in zip(*iterators, strict=True):
-        assert torch.equal(found[1], expected[1])
-        assert torch.equal(found[0], expected[0])

@@ -17,9 +17,9 @@ from kedge import train
 from kedge.config.compose import compose
 from kedge.errors import ConfigError
 from kedge.training import Interrupted, loggers, resume_run
+from kedge.training.config import Loggers, Settings, TensorBoard
 from kedge.training.loggers import check_loggers
-from kedge.training.module import RetrievalTraining
-from kedge.training.settings import Loggers, Settings, TensorBoard
+from kedge.training.loop import TrainingLoop
 
 mlflow = pytest.importorskip("mlflow")
 pytest.importorskip("wandb")
@@ -120,20 +120,20 @@ def tensorboard_points(folder: Path) -> Points:
 def test_all_of_them_hold_what_history_holds_and_a_resumed_run_goes_on_there(
     quick: list[str], tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = RetrievalTraining.on_train_epoch_start
+    real = TrainingLoop.on_epoch_start
 
-    def stops(self: RetrievalTraining) -> None:
+    def stops(self: TrainingLoop) -> None:
         real(self)
-        self.stopped = self.current_epoch == 1
+        self.stop.is_set = self.epoch == 1
 
-    monkeypatch.setattr(RetrievalTraining, "on_train_epoch_start", stops)
+    monkeypatch.setattr(TrainingLoop, "on_epoch_start", stops)
     where = ["logger=[tensorboard,wandb,mlflow,csv]", "logger.wandb.mode=offline", "logger.wandb.project=shoes"]
     where += ["logger.mlflow.experiment=shoes", f"logger.mlflow.tracking_uri='{store}'"]
     folder = tmp_path / "first try"
     with pytest.raises(Interrupted):
         train(overrides=[*quick, *where], folder=folder)
     assert mlflow_run(store, "shoes")[0].info.status == "FAILED"
-    monkeypatch.setattr(RetrievalTraining, "on_train_epoch_start", real)
+    monkeypatch.setattr(TrainingLoop, "on_epoch_start", real)
     resume_run(folder)
 
     wanted = history(folder)
@@ -146,7 +146,7 @@ def test_all_of_them_hold_what_history_holds_and_a_resumed_run_goes_on_there(
     config = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
     assert isinstance(config, dict)
     assert run.data.params["recipe/optimizer/lr"] == str(config["recipe"]["optimizer"]["lr"])
-    assert run.data.params["encoder/name"] == "resnet10"
+    assert run.data.params["encoder/name"] == "timm:test_resnet"
     number, said, points = wandb_run(folder)
     assert points == wanted
     assert number == json.loads((folder / "loggers.json").read_text())["wandb"]
@@ -237,7 +237,7 @@ def test_nothing_is_imported_that_was_not_asked_for() -> None:
     import subprocess
 
     # The trainer's own libraries look at transformers.
-    code = "import sys, kedge.encoders, kedge.datasets; first = {*sys.modules}; import kedge.training.trainer; "
+    code = "import sys, kedge.encoders, kedge.datasets; first = {*sys.modules}; import kedge.training; "
     code += "print(first & {'transformers'} | {*sys.modules} & {'wandb', 'mlflow', 'datasets'})"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert said.stdout.strip() == "set()"

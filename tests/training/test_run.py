@@ -21,12 +21,12 @@ from kedge import Model, train
 from kedge.config.compose import compose, dataset_of
 from kedge.errors import ConfigError, DataError, TrainingError
 from kedge.losses import CAMLoss
-from kedge.training import resume_run, start_run
-from kedge.training.averaging import Averaging
-from kedge.training.callbacks import History
-from kedge.training.module import RetrievalTraining
-from kedge.training.run import Interrupted
-from kedge.training.settings import Settings
+from kedge.training import progress, resume_run, start_run
+from kedge.training.config import Settings
+from kedge.training.interrupts import Interrupted
+from kedge.training.loop import TrainingLoop
+from kedge.training.progress import History
+from kedge.training.sam_ema import EMA
 
 Parts = dict[str, torch.Tensor]
 
@@ -73,7 +73,7 @@ def ears() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def wait_for(condition: object, process: subprocess.Popen[str], seconds: float = 120) -> None:
+def wait_for(condition: object, process: subprocess.Popen[str], seconds: float = 300) -> None:
     assert callable(condition)
     end = time.monotonic() + seconds
     while not condition():
@@ -229,6 +229,16 @@ def test_changed_pictures_are_noticed(stripes: Path, tiny: list[str], tmp_path: 
     assert len(dataset_of(tmp_path / "run", [f"dataset.path={stripes}"]).test) == 40
 
 
+def test_history_is_written_by_rank_0_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for rank_zero in (False, True):
+        monkeypatch.setattr(progress, "is_rank_zero", lambda rank_zero=rank_zero: rank_zero)
+        written = History(tmp_path / "history.csv")
+        written.append({"epoch": 1, "train/loss": 0.5}, final=True)
+        assert (tmp_path / "history.csv").exists() is rank_zero
+        assert len(written.rows) == 1
+    assert history(tmp_path) == [{"epoch": "1", "train/loss": "0.5"}]
+
+
 def test_the_same_seed_gives_the_same_weights(tiny: list[str], tmp_path: Path) -> None:
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         train(overrides=[*tiny, "recipe.epochs=1", f"seed={seed}"], folder=tmp_path / name)
@@ -246,13 +256,13 @@ def test_one_cycle_ends_where_it_is_told_to(final: float, tiny: list[str], tmp_p
 
 def test_the_average_of_the_weights_is_kept(tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[torch.Tensor] = []
-    real = Averaging.on_train_batch_end
+    real = EMA.update
 
-    def watched(self: Averaging, trainer: Any, module: Any, *args: Any) -> None:
-        seen.append(module.loss.anchors.detach().clone())
-        real(self, trainer, module, *args)
+    def watched(self: EMA) -> None:
+        seen.append(self._live["loss.anchors"].clone())
+        real(self)
 
-    monkeypatch.setattr(Averaging, "on_train_batch_end", watched)
+    monkeypatch.setattr(EMA, "update", watched)
     train(overrides=[*tiny, "recipe.averaging=0.5", "split.holdout=0"], folder=tmp_path)
     expected, span = seen[0].double(), len(seen) / 2
     for step, anchors in enumerate(seen, start=1):
@@ -264,13 +274,13 @@ def test_the_average_of_the_weights_is_kept(tiny: list[str], tmp_path: Path, mon
 
 def test_the_average_is_what_is_validated(tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     validated: dict[int, dict[str, torch.Tensor]] = {}
-    real = RetrievalTraining.on_validation_epoch_end
+    real = TrainingLoop._embed
 
-    def watched(self: RetrievalTraining) -> None:
-        validated[self.current_epoch] = {name: value.clone() for name, value in self.state_dict().items()}
-        real(self)
+    def watched(self: TrainingLoop, *args: Any, **options: Any) -> Any:
+        validated[self.epoch] = {name: value.clone() for name, value in self.step.state_dict().items()}
+        return real(self, *args, **options)
 
-    monkeypatch.setattr(RetrievalTraining, "on_validation_epoch_end", watched)
+    monkeypatch.setattr(TrainingLoop, "_embed", watched)
     train(overrides=[*tiny, "recipe.averaging=0.5"], folder=tmp_path)
     best = torch.load(tmp_path / "checkpoints/best.ckpt", weights_only=True)
     assert all(torch.equal(value, validated[best["epoch"]][name]) for name, value in best["state_dict"].items())
@@ -339,6 +349,39 @@ def check_kill_and_resume(
     assert timeless[0] == timeless[1]
 
 
+def test_a_checkpoint_of_the_first_release_is_resumed(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = [*tiny, "recipe.averaging=0.2"]
+    train(overrides=overrides, folder=tmp_path / "whole")
+    real = TrainingLoop.on_epoch_start
+
+    def stops(self: TrainingLoop) -> None:
+        real(self)
+        self.stop.is_set = self.epoch == 1
+
+    monkeypatch.setattr(TrainingLoop, "on_epoch_start", stops)
+    with pytest.raises(Interrupted, match="Stopped after 1 of 3 epochs"):
+        train(overrides=overrides, folder=tmp_path / "old")
+    monkeypatch.undo()
+    path = tmp_path / "old/checkpoints/last.ckpt"
+    state = torch.load(path, weights_only=True)
+    # As Lightning's trainer wrote it.
+    callbacks = {
+        "Averaging": state.pop("ema"),
+        "History": {"rows": state.pop("history")},
+        "BestAndLast": {"best": state.pop("best")},
+    }
+    del state["precision"]
+    torch.save({**state, "callbacks": callbacks, "loops": {}, "pytorch-lightning_version": "2.6.6"}, path)
+    resume_run(tmp_path / "old")
+    assert same_weights(tmp_path / "whole", tmp_path / "old")
+    assert len(history(tmp_path / "old")) == 3
+    torch.save({"epoch": 0, "state_dict": {}}, path)
+    with pytest.raises(TrainingError, match=r"last\.ckpt cannot be resumed: it has no global_step, .*Train anew"):
+        resume_run(tmp_path / "old")
+
+
 def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(tiny: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "run"
     process = start_process(folder, [*tiny, "recipe.epochs=200"])
@@ -355,20 +398,24 @@ def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(tiny: list[str], tmp_p
     assert len(history(folder)) == done + 2
 
 
-def test_ctrl_c_is_heard_wherever_it_falls(tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = History.on_train_epoch_end
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_the_run_wherever_it_falls(
+    number: signal.Signals, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = History.append
 
-    def ignored(self: History, trainer: Any, module: Any) -> None:
-        real(self, trainer, module)
-        if trainer.current_epoch == 0:
+    def ignored(self: History, row: dict[str, Any], **options: Any) -> None:
+        real(self, row, **options)
+        if row["epoch"] == 1:
             with contextlib.suppress(KeyboardInterrupt):  # as in a finaliser
-                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(number)
 
-    monkeypatch.setattr(History, "on_train_epoch_end", ignored)
+    monkeypatch.setattr(History, "append", ignored)
     with ears():
+        before = signal.getsignal(number)
         with pytest.raises(Interrupted, match="Stopped after 1 of 3 epochs"):
             train(overrides=tiny, folder=tmp_path)
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert signal.getsignal(number) is before
     monkeypatch.undo()
     resume_run(tmp_path)
     assert len(history(tmp_path)) == 3
@@ -394,8 +441,8 @@ def test_nan_stops_the_run_and_keeps_the_last_good_checkpoint(
 def test_a_full_disk_is_one_sentence_and_the_last_checkpoint_stays(tiny: list[str], tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
-    # The best weights (20 MB) and the first epoch's checkpoint (40 MB) fit, a second one beside them does not.
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=80m", "tmpfs", str(disk)], check=True)
+    # The best weights (1.5 MB) and the first epoch's checkpoint (3 MB) fit, a second one beside them does not.
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(disk)], check=True)
     try:
         with pytest.raises(TrainingError, match=r"The disk is full.*kedge train --resume"):
             train(overrides=tiny, folder=disk / "run")

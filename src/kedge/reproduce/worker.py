@@ -23,7 +23,7 @@ from kedge.reproduce.machine import describe
 from kedge.reproduce.measures import MEASURES
 from kedge.reproduce.results import ResultLine, ResultStore
 from kedge.training import resume_run, start_run
-from kedge.training.callbacks import BEST, LAST
+from kedge.training.checkpoint import BEST, LAST
 
 __all__ = ["perform"]
 

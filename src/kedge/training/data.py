@@ -1,33 +1,41 @@
-"""Batches for training: pictures (augmented on the device) or cached features, in an order fixed by the seed."""
+"""Training data: images (augmented on the device) or cached features, in batches whose order the seed fixes."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
-import lightning as L
+import numpy as np
 import torch
+from safetensors.torch import load_file, save
 from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
-from kedge.training.layout import ALONE, Layout
+from kedge.datasets import ImageSplit
+from kedge.distributed import all_gather_rows, broadcast_object, is_rank_zero, shard_range, world_size
+from kedge.encoders import Encoder
+from kedge.images import Preprocessing
+from kedge.io import atomic_write
+from kedge.model import embed_split
+from kedge.training.parallel import SINGLE_PROCESS, Layout
+from kedge.training.rng import derive_seed
 
-__all__ = ["Batch", "Examples", "Resident", "TrainingData", "fits_on", "seed_of"]
+__all__ = ["Batch", "DeviceDataset", "Examples", "TrainingData", "cached_features", "class_means", "fits_on"]
 
 Batch = tuple[Tensor, Tensor]
 
 _GALLERY = 10_000
-_GALLERY_PER_CLASS, _GALLERY_AT_LEAST = 20, 1_000
-"""So many training images are the gallery of the held-out ones; fewer where the 1-NN accuracy is not the target."""
-
-
-_SHARE = 0.5
-"""Of the device's free memory, so much may be taken by the training set; the network needs the rest."""
+_GALLERY_PER_CLASS, _MIN_GALLERY = 20, 1_000
+"""Training images that are the gallery of the held-out ones; fewer where the 1-NN accuracy is not the target."""
+_MEMORY_SHARE = 0.5
+"""Share of the device's free memory that the training set may take; the network needs the rest."""
 _WORKERS = 8
-_SMALL, _LARGER = 3 * 64 * 64, 4
-"""On a GPU, batches of pictures of so few bytes are so many times larger without gradients: fewer launches."""
+_SMALL_IMAGE, _EVAL_BATCH_FACTOR = 3 * 64 * 64, 4
+"""On a GPU, images of at most so many bytes are embedded in larger batches without gradients: fewer launches."""
+_EMBED_BATCH = 64
 
 
 class Examples(Protocol):
@@ -39,7 +47,7 @@ class Examples(Protocol):
 
 @dataclass(frozen=True)
 class Features:
-    """Inputs that are tensors already, such as the outputs of a frozen encoder in place of pictures."""
+    """Inputs that are tensors already, such as the outputs of a frozen encoder in place of images."""
 
     values: Tensor
     labels: Tensor
@@ -47,17 +55,17 @@ class Features:
     def __len__(self) -> int:
         return len(self.values)
 
-    def __getitems__(self, indices: Sequence[int]) -> Batch:
+    def __getitems__(self, indices: Sequence[int] | Tensor) -> Batch:
         rows = torch.as_tensor(indices, device=self.values.device)
         return self.values[rows], self.labels[rows]
 
 
-class Resident(Features):
+class DeviceDataset(Features):
     """Examples that live on a device, and whose batches are put together there."""
 
     @classmethod
-    def of(cls, examples: Examples, device: torch.device) -> Resident:
-        """A copy of all examples on `device`, made in steps."""
+    def copy_of(cls, examples: Examples, device: torch.device) -> DeviceDataset:
+        """Copy all examples to `device`, in steps."""
         parts = []
         for start in range(0, len(examples), 8192):
             values, labels = examples.__getitems__(range(start, min(start + 8192, len(examples))))
@@ -66,104 +74,41 @@ class Resident(Features):
 
 
 def fits_on(device: torch.device, examples: Sequence[Examples]) -> tuple[bool, str]:
-    """Whether examples can live on the device, and the figures that decide it."""
-    needed = sum(len(some) * some.__getitems__([0])[0].nbytes for some in examples if len(some))
+    """Whether examples fit into the device's memory, and the figures that decide it."""
+    needed = sum(len(part) * part.__getitems__([0])[0].nbytes for part in examples if len(part))
     free = torch.cuda.mem_get_info(device)[0]
-    figures = f"{needed / 2**30:.2f} GiB of pictures, {free / 2**30:.1f} GiB of GPU memory free"
-    return needed <= _SHARE * free, figures
+    figures = f"{needed / 2**30:.2f} GiB of images, {free / 2**30:.1f} GiB of GPU memory free"
+    return needed <= _MEMORY_SHARE * free, figures
 
 
-class HostBatches:
-    """A loader that starts reading when its first batch is asked for.
-
-    One with workers starts as soon as the trainer takes hold of it, before it knows which epoch is resumed.
-    """
-
-    batch_sampler = None
-
-    def __init__(self, loader: DataLoader[Any], sampler: EpochOrder | range) -> None:
-        self.loader, self.sampler = loader, sampler
-
-    def __len__(self) -> int:
-        return len(self.loader)
-
-    def __iter__(self) -> Iterator[Batch]:
-        yield from self.loader
-
-
-class DeviceBatches:
-    """Iterates over resident examples in the order of a sampler; what a `DataLoader` is to the trainer."""
-
-    batch_sampler = None
-    """The trainer looks for one beside the sampler."""
-
-    def __init__(self, examples: Resident, sampler: EpochOrder | range, batch_size: int, *, drop_last: bool) -> None:
-        self.examples, self.sampler = examples, sampler
-        self.batch_size, self.drop_last = batch_size, drop_last
-
-    def __len__(self) -> int:
-        whole = len(self.sampler) // self.batch_size
-        return whole if self.drop_last else -(-len(self.sampler) // self.batch_size)
-
-    def __iter__(self) -> Iterator[Batch]:
-        order = self._order()
-        for place in range(len(self)):
-            rows = order[place * self.batch_size : (place + 1) * self.batch_size]
-            yield self.examples.values[rows], self.examples.labels[rows]
-
-    def _order(self) -> Tensor:
-        device = self.examples.values.device
-        if isinstance(self.sampler, EpochOrder):
-            return self.sampler.order().to(device)
-        # Made there: to copy it would be to wait for all the device still has to do.
-        return torch.arange(self.sampler.start, self.sampler.stop, self.sampler.step, device=device)
-
-
-def seed_of(*parts: int) -> int:
-    """One seed from several numbers, far from that of any neighbour."""
-    mixed = 0
-    for part in parts:
-        mixed = (mixed * 6364136223846793005 + part * 1442695040888963407 + 1) % 2**63
-    return mixed
-
-
-class EpochOrder(Sampler[int]):
+class EpochSampler(Sampler[int]):
     """A permutation that depends on seed and epoch alone, so that a resumed run sees the same batches.
 
-    With a batch size and several processes, it holds this one's rows of every whole batch.
+    With several processes, it holds this rank's rows of every whole batch.
     """
 
-    def __init__(self, size: int, seed: int, batch_size: int = 1, layout: Layout = ALONE) -> None:
+    def __init__(self, size: int, seed: int, batch_size: int, layout: Layout) -> None:
         self.size, self.seed, self.epoch = size, seed, 0
         self.batch_size, self.layout = batch_size, layout
 
-    def set_epoch(self, epoch: int) -> None:
-        """Called by the trainer before each epoch."""
-        self.epoch = epoch
-
     def __len__(self) -> int:
-        if self.layout.parts == 1:
-            return self.size
         return self.size // self.batch_size * (self.batch_size // self.layout.processes)
 
-    def order(self) -> Tensor:
-        """This epoch's permutation."""
-        generator = torch.Generator().manual_seed(seed_of(self.seed, self.epoch))
-        rows = torch.randperm(self.size, generator=generator)
-        if self.layout.parts == 1:
-            return rows
-        whole = rows[: self.size - self.size % self.batch_size]
-        batches = whole.view(-1, self.layout.processes, self.batch_size // self.layout.processes)
-        return batches[:, self.layout.rank].flatten()
+    def permutation(self) -> Tensor:
+        """This epoch's rows."""
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, self.epoch))
+        rows = torch.randperm(self.size, generator=generator)[: self.size - self.size % self.batch_size]
+        shares = rows.view(-1, self.layout.processes, self.batch_size // self.layout.processes)
+        return shares[:, self.layout.rank].flatten()
 
     def __iter__(self) -> Iterator[int]:
-        yield from self.order().tolist()
+        yield from self.permutation().tolist()
 
 
-class TrainingData(L.LightningDataModule):
+class TrainingData:
     """Training batches, held-out batches and the gallery these are searched in.
 
-    `classes` is their number, or None for a loss that knows none, whose target metric is 1-NN accuracy.
+    `classes` is their number, or None for a loss that predicts none, whose target metric is 1-NN accuracy.
     """
 
     def __init__(
@@ -175,54 +120,98 @@ class TrainingData(L.LightningDataModule):
         seed: int,
         classes: int | None,
         for_gpu: bool = False,
-        layout: Layout = ALONE,
+        layout: Layout = SINGLE_PROCESS,
     ) -> None:
-        super().__init__()
-        self.train, self.held_out = train, held_out
-        self.layout = layout
-        self.whole = layout.batch_size(batch_size, len(train))
-        """The batch of all processes."""
-        self.batch_size = self.whole // layout.parts
-        self.seed = seed
-        self.gallery = (
-            _GALLERY if classes is None else min(_GALLERY, max(_GALLERY_AT_LEAST, _GALLERY_PER_CLASS * classes))
-        )
-        """How many training images the held-out ones are searched in."""
-        self.for_gpu = for_gpu
+        self.train, self.held_out, self.for_gpu = train, held_out, for_gpu
+        global_batch = layout.batch_size(batch_size, len(train))
+        self.batch_size = global_batch // layout.parts
+        """Images of one forward in one process."""
+        self.steps_per_epoch = len(train) // global_batch
+        """Optimizer steps."""
+        self._sampler = EpochSampler(len(train), seed, global_batch, layout)
+        gallery = _GALLERY if classes is None else min(_GALLERY, max(_MIN_GALLERY, _GALLERY_PER_CLASS * classes))
+        self._gallery_rows = range(0, len(train), -(-len(train) // gallery))
+        self._loaders: dict[str, DataLoader[Any]] = {}
 
-    def train_dataloader(self) -> Iterable[Batch]:
+    def train_batches(self, epoch: int) -> Iterable[Batch]:
         """Shuffled batches of one size."""
-        order = EpochOrder(len(self.train), self.seed, self.whole, self.layout)
-        return self._batches(self.train, order, drop_last=True)
+        self._sampler.epoch = epoch
+        if isinstance(self.train, DeviceDataset):
+            return _device_batches(self.train, self._sampler.permutation(), self.batch_size)
+        return self._loader("train", self.train, self._sampler, self.batch_size)
 
-    def val_dataloader(self) -> list[Iterable[Batch]]:
-        """The held-out images, and behind them the gallery they are searched in; of both, this process's share."""
-        if self.held_out is None:
-            return []
-        step = -(-len(self.train) // self.gallery)
-        return [
-            self._batches(self.held_out, self._share(range(len(self.held_out)))),
-            self._batches(self.train, self._share(range(0, len(self.train), step))),
-        ]
+    def query_batches(self) -> Iterable[Batch]:
+        """This rank's share of the held-out images."""
+        return [] if self.held_out is None else self._in_order("queries", self.held_out, range(len(self.held_out)))
 
-    def _share(self, rows: range) -> range:
-        start, stop = (len(rows) * one // self.layout.processes for one in (self.layout.rank, self.layout.rank + 1))
-        return rows[start:stop]
+    def gallery_batches(self) -> Iterable[Batch]:
+        """This rank's share of the training images that held-out ones are searched in."""
+        return self._in_order("gallery", self.train, self._gallery_rows)
 
-    def _batches(self, examples: Examples, order: EpochOrder | range, *, drop_last: bool = False) -> Iterable[Batch]:
-        size = self.batch_size
-        if self.for_gpu and isinstance(order, range) and examples.__getitems__([0])[0].nbytes <= _SMALL:
-            size *= _LARGER
-        if isinstance(examples, Resident):
-            return DeviceBatches(examples, order, size, drop_last=drop_last)
-        options: dict[str, Any] = {"sampler": order, "drop_last": drop_last}
-        if self.for_gpu:
-            workers = min(_WORKERS, os.cpu_count() or 1)
-            options |= {"num_workers": workers, "pin_memory": True, "persistent_workers": True, "prefetch_factor": 4}
-        # Whole batches come from __getitems__, so there is nothing left to collate.
-        loader: DataLoader[Any] = DataLoader(examples, size, collate_fn=_as_is, **options)  # type: ignore[arg-type]
-        return HostBatches(loader, order)
+    def _in_order(self, name: str, examples: Examples, rows: range) -> Iterable[Batch]:
+        share = shard_range(len(rows))
+        rows, size = rows[share.start : share.stop], self.batch_size
+        if self.for_gpu and examples.__getitems__([0])[0].nbytes <= _SMALL_IMAGE:
+            size *= _EVAL_BATCH_FACTOR
+        if isinstance(examples, DeviceDataset):
+            # Made there: to copy the rows would be to wait for all the device still has to do.
+            device = examples.values.device
+            return _device_batches(examples, torch.arange(rows.start, rows.stop, rows.step, device=device), size)
+        return self._loader(name, examples, rows, size)
+
+    def _loader(self, name: str, examples: Examples, rows: EpochSampler | range, size: int) -> DataLoader[Any]:
+        """A loader that is made once: its workers stay."""
+        if name not in self._loaders:
+            options: dict[str, Any] = {"sampler": rows}
+            if self.for_gpu:
+                workers = min(_WORKERS, os.cpu_count() or 1)
+                options |= {"num_workers": workers, "persistent_workers": True, "prefetch_factor": 4}
+                options["pin_memory"] = True
+            # Whole batches come from __getitems__, so there is nothing left to collate.
+            self._loaders[name] = DataLoader(examples, size, collate_fn=_identity, **options)  # type: ignore[arg-type]
+        return self._loaders[name]
 
 
-def _as_is(batch: Batch) -> Batch:
+def _device_batches(examples: DeviceDataset, rows: Tensor, size: int) -> Iterator[Batch]:
+    for batch in torch.split(rows.to(examples.values.device), size):
+        yield examples.__getitems__(batch)
+
+
+def _identity(batch: Batch) -> Batch:
     return batch
+
+
+def cached_features(
+    path: Path, images: ImageSplit, encoder: Encoder, preprocessing: Preprocessing, device: torch.device
+) -> Features:
+    """Outputs of a frozen encoder, as the head will see them: read from `path` if they are there, or computed.
+
+    Several processes compute a share each; rank 0 writes.
+    """
+    if broadcast_object(path.exists()):
+        values = load_file(path)["features"]
+    else:
+        encoder.to(device).eval()
+
+        def embed(pixels: Tensor) -> Tensor:
+            return encoder.features(preprocessing.to_input(pixels.to(device)), flip_tta=preprocessing.flip_tta)
+
+        share = shard_range(len(images), whole=_EMBED_BATCH)
+        own = images if world_size() == 1 else images.subset(np.arange(share.start, share.stop))
+        # Out of inference mode: features are trained on.
+        values = all_gather_rows(embed_split(embed, own, batch_size=_EMBED_BATCH)).cpu().clone()
+        encoder.train()  # as it is in a run that finds its features
+        if is_rank_zero():
+            path.parent.mkdir(exist_ok=True)
+            with atomic_write(path) as stream:
+                stream.write(save({"features": values}))
+    return Features(values, torch.from_numpy(images.labels))
+
+
+def class_means(embed: Callable[[Tensor], Tensor], images: ImageSplit, classes: int) -> Tensor:
+    """The mean embedding of each class, classes × dim; zero for a class without images."""
+    title = "images for the class means"
+    embeddings = embed_split(embed, images, batch_size=_EMBED_BATCH, title=title).cpu()
+    labels = torch.from_numpy(images.labels)
+    sums = torch.zeros(classes, embeddings.shape[1]).index_add_(0, labels, embeddings)
+    return sums / torch.bincount(labels, minlength=classes).clamp(min=1)[:, None]

@@ -1,63 +1,67 @@
-"""What happens to a batch up to its loss: change, mix, embed, compare. One module, so that it compiles as one."""
+"""The forward half of a training step (augment, mix, embed, loss) as one module, and its compilation."""
 
 from __future__ import annotations
 
+import copy
+import time
+import warnings
 from collections.abc import Callable
-from typing import NamedTuple
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from kedge.distributed import all_gather_rows, all_gather_with_grad
+from kedge.distributed import all_gather_rows, all_gather_with_grad, is_rank_zero
 from kedge.images import Mixing
 from kedge.losses import RetrievalLoss
 from kedge.losses.base import in_full_precision
-from kedge.training.chance import OwnChance
+from kedge.training.rng import RankRNG, fork_rng
 
-__all__ = ["Draws", "Outcome", "Prepare", "Step"]
+__all__ = ["Draws", "Outcome", "Prepare", "Step", "compile_step"]
 
 
 class Prepare(NamedTuple):
-    """How a fetched batch becomes what the network takes."""
+    """How a fetched batch becomes the network's input."""
 
     draw: Callable[[int, torch.Generator, torch.device], Tensor]
-    """The numbers by which `change` augments so many inputs."""
-    change: Callable[[Tensor, Tensor], Tensor]
+    """The random numbers with which `augment` changes so many inputs."""
+    augment: Callable[[Tensor, Tensor], Tensor]
     plain: Callable[[Tensor], Tensor]
     """Without augmentation."""
 
 
 class Draws(NamedTuple):
-    """All chance of one step, drawn before it."""
+    """All random numbers of one step, drawn before it."""
 
-    change: Tensor
+    augmentation: Tensor
     mixing: Tensor
 
-    def of(self, start: int, stop: int) -> Draws:
-        """Those of some of the pictures."""
-        return Draws(self.change[:, start:stop], self.mixing[:, start:stop])
+    def rows(self, start: int, stop: int) -> Draws:
+        """Those of the images from `start` to `stop`."""
+        return Draws(self.augmentation[:, start:stop], self.mixing[:, start:stop])
 
 
 class Embedded(NamedTuple):
-    """Embeddings and, where images were mixed, each one's partner and the share that is its own."""
+    """Embeddings and, where images were mixed, the partner of each and its own weight."""
 
     embeddings: Tensor
     mixed: tuple[Tensor, Tensor] | None
 
 
 class Outcome(NamedTuple):
-    """The loss, and what is counted: its value, its parts in the order of `names`, and the embeddings' spread."""
+    """The loss, and the values to average: the loss, its components in the order of `names`, the embeddings' spread."""
 
     loss: Tensor
-    counted: Tensor
+    values: Tensor
     names: tuple[str, ...]
 
 
 class Step(nn.Module):
-    """The forward half of a training step.
+    """Network and loss, from a batch of pixels to the loss.
 
-    One of several processes has a part of the batch. It mixes pictures of its own part with each other; a loss that
-    compares pictures sees those of all processes.
+    With several processes each has a part of the batch and mixes the images of its own part. Embeddings are gathered
+    for a loss that depends on the other samples of the batch.
     """
 
     def __init__(
@@ -67,69 +71,124 @@ class Step(nn.Module):
         prepare: Prepare,
         mixing: Mixing,
         *,
-        mirror: bool = False,
-        together: bool = False,
+        flip_tta: bool = False,
+        distributed: bool = False,
     ) -> None:
         super().__init__()
         self.network, self.loss = network, loss
         self.prepare, self.mixing = prepare, mixing
-        self.mirror = mirror
-        """Whether the model will look at mirrored pictures too."""
-        self.gathers = together and loss.uses_other_samples
-        """Whether the loss sees the pictures of all processes."""
-        # A loss that compiles draws nothing: then all chance is our own.
-        self.chance = OwnChance() if together and not loss.compiles else None
+        self.flip_tta = flip_tta
+        """Flip TTA: whether the model will average over mirrored images too."""
+        self.gathers = distributed and loss.uses_other_samples
+        # A loss that compiles draws no random numbers: then the global RNG is all this rank's own.
+        self.rank_rng = RankRNG() if distributed and not loss.compiles else None
+        self._compiled: Callable[[Tensor, Tensor, Draws], Outcome] | None = None
 
-    def draw(self, inputs: Tensor, chance: torch.Generator, parts: int = 1) -> Draws:
-        """The numbers of one step, for a batch of so many parts like `inputs`."""
+    def draw(self, inputs: Tensor, generator: torch.Generator, parts: int = 1) -> Draws:
+        """The random numbers of one step, for a batch of so many parts like `inputs`."""
         count, device = len(inputs) * parts, inputs.device
-        return Draws(self.prepare.draw(count, chance, device), self.mixing.draw(count, chance, device))
+        return Draws(self.prepare.draw(count, generator, device), self.mixing.draw(count, generator, device))
 
     def forward(self, inputs: Tensor, labels: Tensor, draws: Draws) -> Outcome:
-        """Loss and counts of a batch."""
-        return self.compare(self.by_own_chance(self.embed, inputs, draws), labels)
+        """Loss of a batch; compiled, if `compile_step` succeeded."""
+        return (self._compiled or self._eager)(inputs, labels, draws)
 
-    def by_own_chance(self, embed: Callable[[Tensor, Draws], Embedded], inputs: Tensor, draws: Draws) -> Embedded:
-        """What `embed` makes of a batch, with whatever the network draws."""
-        if self.chance is None:
+    def _eager(self, inputs: Tensor, labels: Tensor, draws: Draws) -> Outcome:
+        return self.compare(self._embed_with_rank_rng(self.embed, inputs, draws), labels)
+
+    def _embed_with_rank_rng(
+        self, embed: Callable[[Tensor, Draws], Embedded], inputs: Tensor, draws: Draws
+    ) -> Embedded:
+        if self.rank_rng is None:
             return embed(inputs, draws)
-        with self.chance.drawn(inputs.device):
+        with self.rank_rng.use(inputs.device):
             return embed(inputs, draws)
 
     def embed(self, inputs: Tensor, draws: Draws) -> Embedded:
-        """The images changed, mixed and sent through the network."""
-        images = self.prepare.change(inputs, draws.change)
+        """Augment, mix and embed images."""
+        images = self.prepare.augment(inputs, draws.augmentation)
         if not (self.mixing.cutmix or self.mixing.mixup):
             return Embedded(self.network(images), None)
         mixed = self.mixing.apply(images, draws.mixing)
         return Embedded(self.network(mixed.images), (mixed.partners, mixed.weights))
 
-    def look(self, inputs: Tensor) -> Tensor:
-        """The embeddings that the model will give."""
+    def embed_plain(self, inputs: Tensor) -> Tensor:
+        """The network's output for images as they are, as the model will compute it."""
         images = self.prepare.plain(inputs)
-        found: Tensor = self.network(images, flip_tta=True) if self.mirror else self.network(images)
-        return found
+        output: Tensor = self.network(images, flip_tta=True) if self.flip_tta else self.network(images)
+        return output
 
     def compare(self, embedded: Embedded, labels: Tensor) -> Outcome:
-        """What the loss says of embeddings."""
-        embeddings = embedded.embeddings
-        parts = self._parts(embedded, labels)
-        values = torch.stack(list(parts.values()))
+        """The loss of embeddings."""
+        components = self._components(embedded, labels)
+        values = torch.stack(list(components.values()))
         total = values.sum()
         with torch.no_grad():
-            points = self.loss.embed(in_full_precision(embeddings.detach()))
+            points = self.loss.embed(in_full_precision(embedded.embeddings.detach()))
             spread = (points - points.mean(0)).square().sum(1).mean()
-            counted = torch.cat([total.reshape(1), values, spread.reshape(1)]).double()
-        return Outcome(total, counted, ("loss", *parts, "_spread"))
+            values = torch.cat([total.reshape(1), values, spread.reshape(1)]).double()
+        return Outcome(total, values, ("loss", *components, "_spread"))
 
-    def _parts(self, embedded: Embedded, labels: Tensor) -> dict[str, Tensor]:
+    def _components(self, embedded: Embedded, labels: Tensor) -> dict[str, Tensor]:
         embeddings, mixed = embedded
         others, weights = (labels[mixed[0]], mixed[1]) if mixed else (None, None)
         if self.gathers:
-            # Summed on the way back, where the trainer averages over processes: the gradient of the whole batch.
+            # Backward sums over ranks where DDP averages over them: together the gradient of the whole batch.
             embeddings = all_gather_with_grad(in_full_precision(embeddings))
             labels = all_gather_rows(labels)
-            others, weights = (None if one is None else all_gather_rows(one) for one in (others, weights))
+            others, weights = (None if part is None else all_gather_rows(part) for part in (others, weights))
         if others is None or weights is None:
             return self.loss.components(embeddings, labels)
         return self.loss.mixed_components(embeddings, labels, others, weights)
+
+    def compile(self, mode: str | None) -> None:
+        """Compile forward and backward with `torch.compile`, a loss that cannot be compiled left out; lazily."""
+        if self.loss.compiles and not self.gathers:
+            run: Any = torch.compile(self._eager, mode=mode, dynamic=False)
+        else:
+            embed: Any = torch.compile(self.embed, mode=mode, dynamic=False)
+
+            def run(inputs: Tensor, labels: Tensor, draws: Draws) -> Outcome:
+                return self.compare(self._embed_with_rank_rng(embed, inputs, draws), labels)
+
+        def marked(inputs: Tensor, labels: Tensor, draws: Draws) -> Outcome:
+            # The last step's outcome and gradients have been used: their memory may be.
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+            outcome: Outcome = run(inputs, labels, draws)
+            return outcome
+
+        self._compiled = marked
+
+    def uncompile(self) -> None:
+        """Run eagerly again."""
+        self._compiled = None
+
+
+def compile_step(
+    step: Step, batch: tuple[Tensor, Tensor, Draws], mode: str | None, autocast: AbstractContextManager[Any]
+) -> float | None:
+    """Compile `step` and try it on a batch like those to come: the seconds it took, or None where it stays eager.
+
+    A step that cannot be compiled trains eagerly, with a warning. Weights, statistics and RNG are left as they were.
+    """
+    started = time.monotonic()
+    before = copy.deepcopy(step.state_dict())
+    # In a sweep, each run's step is one more variant of the same code, of which torch compiles eight.
+    torch.compiler.reset()
+    step.train()
+    with fork_rng(batch[0].device):
+        try:
+            step.compile(mode)
+            for _ in range(3):  # a CUDA graph is recorded in the second and replayed from the third on
+                with autocast:
+                    loss = step(*batch).loss
+                loss.backward()
+                step.zero_grad(set_to_none=True)
+        except Exception as error:  # whatever a compiler, its cache or a missing tool may raise
+            step.uncompile()
+            if is_rank_zero():
+                reason = (str(error).splitlines() or [type(error).__name__])[0]
+                warnings.warn(f"The step could not be compiled and trains eagerly, more slowly: {reason}", stacklevel=2)
+    step.zero_grad(set_to_none=True)
+    step.load_state_dict(before)
+    return None if step._compiled is None else time.monotonic() - started

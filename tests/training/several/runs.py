@@ -17,7 +17,7 @@ from kedge.encoders import encoder as encoders
 from kedge.encoders.backbones import Backbone
 from kedge.errors import KedgeError
 from kedge.training import start_run
-from kedge.training.module import RetrievalTraining
+from kedge.training.loop import TrainingLoop
 
 REAL = encoders.build_backbone
 
@@ -41,21 +41,21 @@ def run_all(cases: dict[str, Sequence[str]], out: Path) -> None:
     found: dict[str, Any] = {}
     state: dict[str, torch.Tensor] = {}
 
-    def at_the_end(self: RetrievalTraining) -> None:
-        state.update({name: value.detach().clone() for name, value in self.state_dict().items()})
-        values = self.trainer.callback_metrics
-        state["target"] = values.get(self.target[0], torch.zeros(())).clone()
+    def at_the_end(self: TrainingLoop) -> None:
+        real_fit(self)
+        state.update({name: value.detach().clone() for name, value in self.step.state_dict().items()})
+        state["target"] = torch.tensor(float(self.history.rows[-1].get(self.target, 0)), dtype=torch.float64)
 
-    def stops(self: RetrievalTraining) -> None:
-        real(self)
-        self.stopped = self.current_epoch == stop_at
-        if self.current_epoch == break_at and global_rank() == world_size() - 1:
+    def stops(self: TrainingLoop) -> None:
+        real_start(self)
+        self.stop.is_set = self.epoch == stop_at
+        if self.epoch == break_at and global_rank() == world_size() - 1:
             with torch.no_grad():
-                next(self.network.parameters()).fill_(torch.nan)
+                next(self.step.network.parameters()).fill_(torch.nan)
 
-    real = RetrievalTraining.on_train_epoch_start
-    RetrievalTraining.on_train_end = at_the_end  # type: ignore[method-assign]
-    RetrievalTraining.on_train_epoch_start = stops  # type: ignore[method-assign]
+    real_fit, real_start = TrainingLoop.fit, TrainingLoop.on_epoch_start
+    TrainingLoop.fit = at_the_end  # type: ignore[method-assign]
+    TrainingLoop.on_epoch_start = stops  # type: ignore[method-assign]
     for name, overrides in cases.items():
         state.clear()
         stop_at = 2 if name.startswith("stopped") else -1

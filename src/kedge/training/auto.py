@@ -1,0 +1,121 @@
+"""`kedge.train`, and the settings that are chosen where the user names none: `kedge train photos/`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kedge.config.compose import compose, quoted
+from kedge.console import stderr
+from kedge.datasets.external import is_external, keep_external
+from kedge.encoders import fetch_weights, pretrained_cfg
+from kedge.encoders.transformers import HF
+from kedge.errors import ConfigError, DataError, WeightsError
+from kedge.model import Model
+from kedge.training.run import start_run
+
+__all__ = ["overrides_for", "train"]
+
+_DEFAULT_SIZE = 224
+_DATASET_KEYS = ("dataset.size", "dataset.image", "dataset.label")
+"""How an object of the user's is decoded, before there is a run."""
+
+
+def train(source: Any = None, *, overrides: Sequence[str] = (), folder: str | Path | None = None) -> Model:
+    """Train on labelled images, and return the model.
+
+    Args:
+        source: a folder of class folders, an .npz file, a map-style PyTorch dataset of (PIL image or uint8, label), a
+            Hugging Face `Dataset` or `DatasetDict`, or a dictionary of such datasets with `train` and `test`; None
+            where `overrides` name a dataset, such as `dataset=cifar100`.
+        overrides: Hydra overrides of the configuration, such as `["recipe.epochs=20", "loss=cross_entropy"]`.
+        folder: where the run is kept; by default a new folder below `runs/`.
+    """
+    config = compose(overrides if source is None else overrides_for(source, overrides))
+    if folder is None:
+        choices = config.hydra.runtime.choices
+        name = f"{choices.dataset}-{choices.encoder}-{choices.loss}"
+        folder = Path("runs", name, f"{datetime.now():%Y-%m-%d_%H-%M-%S}")
+    return start_run(config, Path(folder))
+
+
+def overrides_for(source: Any, overrides: Sequence[str] = ()) -> list[str]:
+    """The overrides that train on `source`, those of the user last.
+
+    A folder, an .npz file, or a dataset of PyTorch or Hugging Face. Images of a folder or a dataset go through a
+    frozen pretrained encoder, if its weights can be had; otherwise an encoder is trained from scratch, and a line says
+    so. What the user names is left alone, and so are sweeps.
+    """
+    if is_external(source):
+        return _dataset_overrides(source, overrides)
+    if not isinstance(source, (str, Path)):
+        raise DataError(
+            "source must be a folder, an .npz file, or a map-style dataset of PyTorch or Hugging Face; "
+            f"found {type(source).__name__}."
+        )
+    path = Path(source)
+    if path.suffix == ".npz" and path.is_file():
+        return ["dataset=arrays", f"dataset.path={quoted(path)}", *overrides]
+    if not path.is_dir():
+        raise DataError(f"{source} is neither a folder of images nor an .npz file.")
+    dataset = ["dataset=folder", f"dataset.path={quoted(path)}"]
+    return [*dataset, *_choose(dataset, overrides), *overrides]
+
+
+def _dataset_overrides(source: Any, overrides: Sequence[str]) -> list[str]:
+    """A dataset is decoded into a file first, so that the run can be resumed and measured without the object."""
+    size, image, label = (_value(overrides, key) for key in _DATASET_KEYS)
+    if size is not None and not size.isdecimal():
+        raise ConfigError(f"dataset.size must be a whole number of pixels, found {size!r}.")
+    rest = _without(overrides, _DATASET_KEYS)
+    chosen = _choose(["dataset=stored", "dataset.path=later"], rest)
+    most = int(_value(chosen, "dataset.size") or _DEFAULT_SIZE)
+    path = keep_external(source, size=None if size is None else int(size), most=most, image=image, label=label)
+    return ["dataset=stored", f"dataset.path={quoted(path)}", *_without(chosen, _DATASET_KEYS), *rest]
+
+
+def _choose(dataset: Sequence[str], overrides: Sequence[str]) -> list[str]:
+    """Recipe and encoder: a frozen encoder where there are weights for it, or one trained from scratch."""
+    has_recipe = any(_value(overrides, name) is not None for name in ("recipe", "experiment"))
+    if has_recipe or any(override.startswith("-") for override in overrides):
+        return []
+    weights = _value(overrides, "encoder.weights")
+    name = str(compose([*dataset, *overrides]).encoder.name)
+    chosen = {"recipe": "head"}
+    if weights is None:
+        try:
+            fetch_weights(name)
+            chosen["encoder.weights"] = "default"
+        except WeightsError as error:
+            if name.startswith(HF):  # without its folder not even the architecture is known
+                raise
+            stderr().print(f"{error} Training from scratch.")
+            weights = "null"
+    if weights != "null":
+        # Images of the size that the weights were trained with, where they say so.
+        size = str(pretrained_cfg(name).get("input_size", (3, _DEFAULT_SIZE, _DEFAULT_SIZE))[-1])
+        if size != str(_DEFAULT_SIZE):
+            chosen |= {"dataset.size": size, "recipe.size": size}
+    else:
+        chosen = {} if torch.cuda.is_available() else {"encoder": "resnet10", "dataset.size": "128"}
+        chosen |= {"encoder.weights": "null", "recipe": "kedge"}
+        chosen |= {"recipe.batch_size": "64", "recipe.optimizer.lr": "0.1"}
+    return [f"{key}={value}" for key, value in chosen.items() if _value(overrides, key) is None]
+
+
+def _value(overrides: Sequence[str], key: str) -> str | None:
+    """The user's value for `key`, if there is one."""
+    return next((value for name, value in map(_parts, overrides) if name == key), None)
+
+
+def _without(overrides: Sequence[str], keys: Sequence[str]) -> list[str]:
+    return [override for override in overrides if _parts(override)[0] not in keys]
+
+
+def _parts(override: str) -> tuple[str, str]:
+    name, _, value = override.lstrip("+").partition("=")
+    return name, value

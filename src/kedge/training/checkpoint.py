@@ -1,0 +1,106 @@
+"""Checkpoints of a run: the last epoch, to resume from, and the best epoch, of which the model is made."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kedge.distributed import broadcast_object, is_rank_zero
+from kedge.errors import TrainingError
+from kedge.io import atomic_write
+
+__all__ = ["BEST", "KEPT", "LAST", "ModelCheckpoint", "load_checkpoint"]
+
+BEST = "checkpoints/best.ckpt"
+LAST = "checkpoints/last.ckpt"
+KEPT = "checkpoints/epoch-{:04d}.ckpt"
+
+_STATE = ("epoch", "global_step", "state_dict", "optimizer_states", "lr_schedulers", "best", "history")
+
+
+class ModelCheckpoint:
+    """Saves every epoch as the last one, and as the best one if no earlier epoch had a higher score.
+
+    The last checkpoint holds all that resuming needs; the best one, or the final one where nothing is held out, the
+    weights alone. Epochs that are shorter than saving them are saved now and then, so that training does not wait for
+    the disk. Rank 0 writes.
+    """
+
+    MAX_TIME_SHARE = 0.01
+    """Share of the time that saving may take."""
+
+    def __init__(self, folder: Path, *, epochs: int, keep_every: int = 0) -> None:
+        self.folder, self.epochs, self.keep_every = folder, epochs, keep_every
+        self.best: float | None = None
+        """The highest score so far."""
+        self.epochs_saved = 0
+        """Epochs that the last checkpoint holds."""
+        self._next_save = 0.0
+        self._best_weights: dict[str, Any] = {}
+        self._best_is_new = False
+
+    def on_epoch_end(
+        self, epoch: int, score: float | None, weights: dict[str, Tensor], state: Callable[[], dict[str, Any]]
+    ) -> None:
+        """Save what is due after `epoch`: `weights` are those of the model, `state` is all that resuming needs."""
+        done, final = epoch + 1, epoch + 1 == self.epochs
+        if self.keep_every and done % self.keep_every == 0:
+            _save({"state_dict": weights, "epoch": epoch}, self.folder / KEPT.format(done))
+        if score is None:
+            is_best = final
+        else:  # of equals the later one, which has learned longer
+            is_best = self.best is None or score >= self.best
+            self.best = score if is_best else self.best
+        if is_best:
+            self._keep_best(epoch, weights)
+        started = time.monotonic()
+        if not broadcast_object(final or started >= self._next_save):
+            return
+        if self._best_is_new:
+            _save(self._best_weights, self.folder / BEST)
+            self._best_is_new = False
+        _save({"epoch": epoch, "best": self.best} | state(), self.folder / LAST)
+        self.epochs_saved = done
+        ended = time.monotonic()
+        self._next_save = ended + (ended - started) / self.MAX_TIME_SHARE
+
+    def _keep_best(self, epoch: int, weights: dict[str, Tensor]) -> None:
+        """Copy the weights on their device, in a few launches."""
+        if self._best_weights:
+            torch._foreach_copy_(list(self._best_weights["state_dict"].values()), list(weights.values()))
+        else:
+            self._best_weights = {"state_dict": {name: value.clone() for name, value in weights.items()}}
+        self._best_weights["epoch"] = epoch
+        self._best_is_new = True
+
+
+def _save(checkpoint: dict[str, Any], path: Path) -> None:
+    if not is_rank_zero():
+        return
+    # Serialised first: torch's zip writer, given the file, would hide what the system says of a full disk.
+    buffer = io.BytesIO()
+    torch.save(checkpoint, buffer)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path) as stream:
+        stream.write(buffer.getbuffer())
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """The state that `ModelCheckpoint` saved; also of 0.1, which kept parts of it below `callbacks`."""
+    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    callbacks = state.get("callbacks")
+    if callbacks is not None:
+        state["best"] = callbacks.get("BestAndLast", {}).get("best")
+        state["history"] = callbacks.get("History", {}).get("rows", [])
+        state["ema"] = callbacks.get("Averaging")
+        state["precision"] = state.get("MixedPrecision")
+    missing = [name for name in _STATE if name not in state]
+    if missing:
+        raise TrainingError(f"{path} cannot be resumed: it has no {', '.join(missing)}. Train anew.")
+    return state

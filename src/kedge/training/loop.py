@@ -1,0 +1,365 @@
+"""The training loop: steps, validation, history, loggers and checkpoints, in the order in which they happen."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
+
+from kedge.console import stderr
+from kedge.distributed import all_gather_rows, all_reduce_mean_, is_rank_zero
+from kedge.errors import TrainingError
+from kedge.losses import RetrievalLoss
+from kedge.losses.base import in_full_precision
+from kedge.metrics import rank_relevant
+from kedge.training.checkpoint import ModelCheckpoint, load_checkpoint
+from kedge.training.config import Settings
+from kedge.training.data import Batch, TrainingData
+from kedge.training.interrupts import StopFlag, handle_signals, interrupted
+from kedge.training.loggers import MetricsLogger
+from kedge.training.optimizer import build_optimizer, build_scheduler
+from kedge.training.parallel import Layout, average_batch_statistics
+from kedge.training.progress import History, TrainingProgress
+from kedge.training.rng import derive_seed
+from kedge.training.sam_ema import EMA, SAM
+from kedge.training.step import Draws, Outcome, Step
+
+__all__ = ["TrainingLoop"]
+
+_SCORE = "val/mAP"
+"""The metric that chooses the best epoch: brute-force mAP of held-out images among training images."""
+_IDLE, _MAX_IDLE = 0.3, 0.15
+"""A run is idle while its embeddings' spread, as a share of the anchors', is below so much of its progress."""
+
+
+class TrainingLoop:
+    """Trains the network of a step (an encoder, or only its head) together with the parameters of its loss."""
+
+    def __init__(
+        self,
+        step: Step,
+        data: TrainingData,
+        settings: Settings,
+        *,
+        fabric: Fabric,
+        layout: Layout,
+        folder: Path,
+        head: nn.Module,
+        bounded: bool,
+        loggers: list[MetricsLogger],
+    ) -> None:
+        self.step, self.data, self.settings = step, data, settings
+        self.fabric, self.layout, self.folder, self.loggers = fabric, layout, folder, loggers
+        self.recipe, self.bounded = settings.recipe, bounded
+        self.predicts_classes = type(step.loss).predict is not RetrievalLoss.predict
+        self.target = "train/loss"
+        """The metric that a plateau schedule watches."""
+        if data.held_out is not None:
+            self.target = "val/accuracy" if self.predicts_classes else "val/knn1"
+        # The recipe's factor is for the bounded head, which makes the loss a quadratic of known curvature.
+        sgd = self.recipe.optimizer.name == "sgd"
+        factor = self.recipe.loss_scale if bounded else step.loss.encoder_scale if sgd else 1.0
+        self.backbone_lr_mult = factor
+        self.total_steps = self.recipe.epochs * data.steps_per_epoch
+        optimizer = build_optimizer(
+            step.to(fabric.device).network, head, step.loss, self.recipe, bounded=bounded, backbone_lr_mult=factor
+        )
+        self.scheduler = build_scheduler(
+            optimizer,
+            self.recipe.schedule,
+            total_steps=self.total_steps,
+            maximize=data.held_out is not None,
+            few_shot=settings.split.shots is not None,
+        )
+        self.model, self.optimizer = fabric.setup(step, optimizer)
+        """The step with autocast and DDP around it, and its optimizer."""
+        self.ema = EMA(step, self.recipe.averaging * self.total_steps) if self.recipe.averaging else None
+        self.sam = SAM(step.network, self.recipe.sharpness.radius)
+        self._sam_start = self.recipe.sharpness.start * self.total_steps if self.sam.radius else math.inf
+        self.history = History(folder / "history.csv")
+        self.progress = TrainingProgress(stderr(), epochs=self.recipe.epochs, total_steps=self.total_steps)
+        self.checkpoint = ModelCheckpoint(folder, epochs=self.recipe.epochs, keep_every=settings.trainer.keep_every)
+        self.epoch, self.global_step = 0, 0
+        self.stop = StopFlag()
+        self._losses = EpochMeans(step.loss.name)
+        self._generator = torch.Generator(fabric.device)
+        self._drawn: Draws | None = None
+        self._warned_idle = False
+        self._clock = 0.0
+
+    def resume(self, path: Path) -> None:
+        """Continue from a checkpoint."""
+        state = load_checkpoint(path)
+        self.epoch, self.global_step = state["epoch"] + 1, state["global_step"]
+        self.step.load_state_dict(state["state_dict"])
+        self.optimizer.load_state_dict(state["optimizer_states"][0])
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(state["lr_schedulers"][0])
+        if self.ema is not None:
+            self.ema.load_state_dict(state["ema"])
+        if state.get("precision"):
+            self.fabric.strategy.precision.load_state_dict(state["precision"])
+        self.history.rows = state["history"]
+        self.checkpoint.best, self.checkpoint.epochs_saved = state["best"], self.epoch
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "global_step": self.global_step,
+            "state_dict": self.step.state_dict(),
+            "optimizer_states": [self.optimizer.state_dict()],
+            "lr_schedulers": [] if self.scheduler is None else [self.scheduler.state_dict()],
+            "ema": None if self.ema is None else self.ema.state_dict(),
+            "precision": self.fabric.strategy.precision.state_dict(),
+            "history": self.history.rows,
+        }
+
+    # ------------------------------------------------------------------ epochs
+
+    def fit(self) -> None:
+        """Train the epochs that are left; SIGINT and SIGTERM raise `Interrupted`."""
+        status = "failed"
+        try:
+            self.progress.start(self.global_step)
+            with handle_signals(self.stop):
+                self._clock = time.monotonic()
+                for epoch in range(self.epoch, self.recipe.epochs):
+                    self.epoch = epoch
+                    self.on_epoch_start()
+                    self.train_epoch()
+                    is_due = self.data.held_out is not None and (epoch + 1) % self.settings.validate_every == 0
+                    self.on_epoch_end(self.validate() if is_due else {})
+            status = "success"
+        except (KeyboardInterrupt, RuntimeError) as error:
+            # A RuntimeError where another rank received the signal first, and is gone.
+            if self.stop.is_set or isinstance(error, KeyboardInterrupt):
+                raise interrupted(self.folder, self.checkpoint.epochs_saved, self.recipe.epochs) from None
+            raise
+        finally:
+            self.progress.stop()
+            with contextlib.suppress(OSError):  # what ended the run is the better message
+                self.history.flush()
+            for logger in self.loggers:
+                logger.finalize(status)
+
+    def on_epoch_start(self) -> None:
+        """Seed every RNG from seed and epoch alone, so that a resumed run repeats the epoch."""
+        seed, rank = derive_seed(self.settings.seed, self.epoch, 1), self.layout.rank
+        if self.step.rank_rng is None:
+            torch.manual_seed(derive_seed(seed, rank) if rank else seed)
+        else:
+            torch.manual_seed(seed)
+            self.step.rank_rng.seed(derive_seed(seed, rank), self.fabric.device)
+        # On the device itself: numbers drawn elsewhere would have to be waited for.
+        self._generator.manual_seed(derive_seed(self.settings.seed, self.epoch, 2))
+        self._losses = EpochMeans(self.step.loss.name)
+
+    def train_epoch(self) -> None:
+        """Forward, backward and optimizer step for every batch."""
+        self.model.train()
+        accumulate = self.layout.accumulate
+        for index, batch in enumerate(self.data.train_batches(self.epoch)):
+            self.stop.raise_if_set()
+            inputs, labels = self.fabric.to_device(batch)
+            is_last = (index + 1) % accumulate == 0
+            with self.fabric.no_backward_sync(self.model, enabled=not is_last):
+                loss = self.forward(inputs, labels, self._draw(inputs, index % accumulate))
+                self.fabric.backward(loss * self.backbone_lr_mult / accumulate)
+            self.sam.restore()
+            if is_last:
+                self.optimizer_step()
+        if self.layout.processes > 1:
+            self._losses.all_reduce()
+
+    def forward(self, inputs: Tensor, labels: Tensor, draws: Draws) -> Tensor:
+        """The loss whose gradient the step follows."""
+        if self.global_step < self._sam_start or not self.sam.weights:
+            outcome: Outcome = self.model(inputs, labels, draws)
+            self._count(outcome)
+            return outcome.loss
+        # Not through DDP: this gradient is averaged here, and backward comes after the second forward.
+        with self.fabric.autocast():
+            outcome = self.step(inputs, labels, draws)
+        self._count(outcome)
+        gradients = torch.autograd.grad(outcome.loss, self.sam.weights, allow_unused=True)
+        all_reduce_mean_([gradient for gradient in gradients if gradient is not None])
+        self.sam.perturb(gradients)
+        perturbed: Outcome = self.model(inputs, labels, draws)
+        return perturbed.loss
+
+    def _count(self, outcome: Outcome) -> None:
+        self._losses.add(outcome)
+        if self._checks_at_once and not torch.isfinite(outcome.loss):
+            raise self._not_finite()
+
+    def _draw(self, inputs: Tensor, turn: int) -> Draws:
+        """The random numbers of these images: drawn for the global batch, the same on every rank."""
+        parts = self.layout.parts
+        if turn == 0:
+            self._drawn = self.step.draw(inputs, self._generator, parts)
+        assert self._drawn is not None
+        if parts == 1:
+            return self._drawn
+        start = (self.layout.rank * self.layout.accumulate + turn) * len(inputs)
+        return self._drawn.rows(start, start + len(inputs))
+
+    def optimizer_step(self) -> None:
+        """Update weights, rate and average."""
+        if self.layout.processes > 1:
+            average_batch_statistics(self.step.network)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.global_step += 1
+        if isinstance(self.scheduler, OneCycleLR):
+            self.scheduler.step()
+        if self.ema is not None:
+            self.ema.update()
+        self.progress.on_step(self.epoch, self.global_step, self._losses.shown)
+
+    def on_epoch_end(self, metrics: dict[str, float]) -> None:
+        """Refuse to go on with broken numbers; report and save the epoch."""
+        # The weights too: the last step of an epoch may break them without breaking a loss that was computed.
+        weights = [value for value in self.step.state_dict().values() if value.is_floating_point()]
+        is_finite = torch.stack(torch._foreach_norm(weights)).isfinite().all()
+        anchors = getattr(self.step.loss, "anchors", None)
+        if isinstance(anchors, Tensor):
+            spread = (anchors.detach() - anchors.detach().mean(0)).square().sum(1).mean()
+        # All of that was launched before the first read, which waits for the device.
+        losses = self._losses.read()
+        if not all(map(math.isfinite, losses.values())) or not is_finite:
+            raise self._not_finite()
+        if isinstance(anchors, Tensor):
+            self._warn_if_idle(losses["_spread"], float(spread))
+        shown = self._losses.shown()
+        metrics_and_losses = metrics | {f"train/{name}": value for name, value in shown.items()}
+        row = {"epoch": self.epoch + 1, "step": self.global_step, "seconds": round(time.monotonic() - self._clock, 2)}
+        row |= {"lr": self.optimizer.param_groups[0]["lr"]} | metrics_and_losses
+        self.history.append(row, final=self.epoch + 1 == self.recipe.epochs)
+        self._clock = time.monotonic()
+        self.progress.on_epoch_end(self.epoch, self.global_step, shown, metrics)
+        for logger in self.loggers:
+            logger.log_metrics(metrics_and_losses, self.epoch + 1)
+        if isinstance(self.scheduler, ReduceLROnPlateau):
+            self.scheduler.step(metrics_and_losses[self.target])
+        model_weights = self.step.state_dict() | (self.ema.average if self.ema else {})
+        self.checkpoint.on_epoch_end(self.epoch, metrics.get(_SCORE), model_weights, self._state)
+
+    # ------------------------------------------------------------------ held-out images
+
+    def validate(self) -> dict[str, float]:
+        """Target metric and mAP of the held-out images of all ranks, with the averaged weights if there are."""
+        self.model.eval()
+        with (
+            self.ema.applied() if self.ema else contextlib.nullcontext(),
+            torch.inference_mode(),
+            self.fabric.autocast(),
+        ):
+            queries, labels, predicted = self._embed(self.data.query_batches(), predict=self.predicts_classes)
+            gallery, gallery_labels, _ = self._embed(self.data.gallery_batches(), predict=False)
+        if not queries.isfinite().all() or not gallery.isfinite().all():
+            raise self._not_finite()
+        ranking = rank_relevant(queries, labels, gallery, gallery_labels, ks=(1,))
+        target = (predicted == labels).double().mean() if self.predicts_classes else ranking.precision[1].mean()
+        judged = ranking.relevant > 0
+        score = float(ranking.average_precision[judged].mean()) if judged.any() else 0.0
+        return {self.target: float(target), _SCORE: score}
+
+    def _embed(self, batches: Iterable[Batch], *, predict: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Embeddings, labels and predicted classes (empty if not asked for) of all ranks' images."""
+        columns: tuple[list[Tensor], ...] = ([], [], [])
+        loss = self.step.loss
+        for batch in batches:
+            inputs, labels = self.fabric.to_device(batch)
+            outputs = in_full_precision(self.step.embed_plain(inputs))
+            if self._checks_at_once and not outputs.isfinite().all():
+                raise self._not_finite()
+            embeddings = loss.embed(outputs)
+            predicted = loss.predict(embeddings) if predict else labels[:0]
+            if predicted is None:
+                raise TypeError(f"{type(loss).__name__}.predict returned nothing.")
+            embeddings = nn.functional.normalize(embeddings, dim=1) if loss.normalize else embeddings
+            for column, values in zip(columns, (embeddings, labels, predicted), strict=True):
+                column.append(values)
+        embeddings, labels, predicted = (all_gather_rows(torch.cat(column)) for column in columns)
+        return embeddings, labels, predicted
+
+    # ------------------------------------------------------------------ what may go wrong
+
+    @property
+    def _checks_at_once(self) -> bool:
+        """Whether to read a value costs no waiting, and no other rank waits for us: else an epoch's end checks it."""
+        return self.fabric.device.type == "cpu" and self.layout.processes == 1
+
+    def _not_finite(self) -> TrainingError:
+        saved = self.checkpoint.epochs_saved
+        kept = f"; the checkpoint of epoch {saved} is kept" if saved else ""
+        return TrainingError(
+            f"The loss or the weights became NaN or infinite in epoch {self.epoch + 1}{kept}. Lower "
+            f"recipe.optimizer.lr (now {self.recipe.optimizer.lr:g}) and start again."
+        )
+
+    def _warn_if_idle(self, spread: float, anchor_spread: float) -> None:
+        """Warn when the embeddings sit near the mean of the anchors (most of training must not pass like that)."""
+        epoch, epochs = self.epoch + 1, self.recipe.epochs
+        if self._warned_idle or not is_rank_zero() or epoch < max(2, round(epochs / 10)):
+            return
+        share = spread / anchor_spread if anchor_spread > 0 else 1.0
+        if share < min(_MAX_IDLE, _IDLE * epoch / epochs):
+            self._warned_idle = True
+            advice = (
+                "Use loss.discriminate=4, " if self.bounded else "Use loss.discriminate=4 or encoder.head=bounded, "
+            )
+            if getattr(self.step.loss, "discriminate", 0):
+                advice = "Train for longer, "
+            warnings.warn(
+                f"After {epoch} of {epochs} epochs the embeddings still sit at the mean of the anchors "
+                f"(their spread is {share:.1%} of the anchors'): the encoder is hardly learning. "
+                f"{advice}lower recipe.optimizer.lr (now {self.recipe.optimizer.lr:g}), "
+                "or check that the labels fit the images.",
+                stacklevel=2,
+            )
+
+
+class EpochMeans:
+    """Means of the loss and its components over the steps of an epoch, summed on the device."""
+
+    def __init__(self, loss_name: str) -> None:
+        self.loss_name = loss_name
+        self._names: tuple[str, ...] = ()
+        self._totals: Tensor | None = None
+        self._steps = 0
+
+    def add(self, outcome: Outcome) -> None:
+        """Take in one step."""
+        self._steps += 1
+        if self._totals is None:
+            # A copy: a compiled step uses the memory of its outcome again.
+            self._names, self._totals = outcome.names, outcome.values.double().clone()
+        elif self._names == outcome.names:
+            self._totals.add_(outcome.values)
+        else:
+            parts = " and ".join(", ".join(names[1:-1]) for names in (self._names, outcome.names))
+            raise TrainingError(f"The loss {self.loss_name} must have the same parts in every step, found {parts}.")
+
+    def all_reduce(self) -> None:
+        """Average over ranks."""
+        if self._totals is not None:
+            all_reduce_mean_([self._totals])
+
+    def read(self) -> dict[str, float]:
+        """The means so far; reading waits for the device."""
+        values = [] if self._totals is None else (self._totals / self._steps).tolist()
+        return dict(zip(self._names, values, strict=True))
+
+    def shown(self) -> dict[str, float]:
+        """The means to report: the loss and, where it has several, its components."""
+        shown = {name: value for name, value in self.read().items() if not name.startswith("_")}
+        return shown if len(shown) > 2 else {"loss": shown["loss"]} if shown else {}
