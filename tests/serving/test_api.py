@@ -19,6 +19,7 @@ from PIL import Image
 import kedge
 from kedge.errors import ConfigError, ServiceError
 from kedge.gallery import Gallery
+from kedge.gallery.anchors import Anchors
 from kedge.gallery.calibration import Calibration, save_calibration
 from kedge.serving import batching
 from kedge.serving.app import create_app
@@ -104,11 +105,21 @@ def test_an_item_finds_others_but_not_itself(api: TestClient) -> None:
     assert answer["seconds"]["encoder"] is None
 
 
-@pytest.mark.parametrize(("threshold", "unknown"), [(0.0, True), (1e9, False)])
-def test_unknown_is_said(own_gallery: Path, query: Query, threshold: float, unknown: bool) -> None:
-    save_calibration(own_gallery, Calibration(threshold, 0.95, 40))
-    with client_of(own_gallery) as api:
-        assert api.post("/search", content=query("level"), headers=PNG).json()["unknown"] is unknown
+def test_a_search_looks_at_the_nearest_anchors_only_and_reads_no_file(
+    built: Path, query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with client_of(built) as api:
+        expected = api.post("/search", content=query("level"), headers=PNG).json()
+        monkeypatch.setattr(Anchors, "distances", lambda *_: pytest.fail("Distances to all anchors were computed."))
+        monkeypatch.setattr(Anchors, "nearest_squares", lambda *_: np.zeros(1))  # whether the query is unknown
+        monkeypatch.setattr("kedge.serving.service.load_calibration", lambda _: pytest.fail("A file was read."))
+        monkeypatch.setattr(Gallery, "vector", lambda *_: pytest.fail("The table was read."))
+        answer = api.post("/search", content=query("level"), headers=PNG).json()
+        assert answer["nearest"] == expected["nearest"]
+        distances = [anchor["distance"] for anchor in answer["nearest"]]
+        assert distances == sorted(distances)
+        [item] = api.get("/items/7/similar", params={"k": 1}).json()["searches"]
+        assert item["hits"][0]["id"] != 7
 
 
 def test_items_page_by_page(api: TestClient, built: Path) -> None:
@@ -391,7 +402,7 @@ def test_queries_that_arrive_together_share_a_batch(built: Path, query: Query, m
     def slow(self: batching.SharedEncoder, several: list) -> np.ndarray:  # type: ignore[type-arg]
         sizes.append(len(several))
         if len(sizes) == 2:  # the first was the server's own, to get ready
-            go.wait(10)
+            go.wait(60)
         return plain(self, several)
 
     monkeypatch.setattr(batching.SharedEncoder, "_embed", slow)
@@ -411,7 +422,8 @@ def test_queries_that_arrive_together_share_a_batch(built: Path, query: Query, m
                 while len(sizes) < 2:
                     await asyncio.sleep(0.01)
                 others = [asyncio.create_task(one(label)) for label in CLASSES[1:] + CLASSES]
-                await asyncio.sleep(0.5)
+                while len(app.state.service._encoder._waiting) < len(others):
+                    await asyncio.sleep(0.01)
                 go.set()
                 return await asyncio.gather(first, *others)
 

@@ -90,6 +90,15 @@ class Catalogue:
             found[own] = part.lists.vectors[self._row[places[own]]]
         return found
 
+    def vector(self, id: int) -> np.ndarray:
+        """The embedding of one item, compared with its checksums; KeyError where there is none."""
+        place = int(np.searchsorted(self.ids, id))
+        if place == len(self) or self.ids[place] != id:
+            raise KeyError(id)
+        lists, row = self.snapshot.parts[self._part[place]].lists, self._row[place]
+        lists.prepare([int(np.searchsorted(lists.offsets, row, side="right")) - 1])
+        return np.array(lists.vectors[row])
+
     def typical(self, anchor: int, k: int) -> Columns:
         """The items of an anchor's list that are nearest to it."""
         masks = [part.alive for part in self.snapshot.parts]

@@ -95,15 +95,13 @@ def router_of(service: Service) -> APIRouter:
             before = time.perf_counter()
             vector = await service.embed(pixels)
             encoder = time.perf_counter() - before
-            return await _answer(service, vector, wanted, None, started, encoder)
+            return await service.run(_answer, service, vector, wanted, started, encoder)
 
     @router.get("/items/{id}/similar", responses=errors(404, 429), tags=["search"])
     async def similar(id: Id, wanted: Wanted) -> schemas.Answer:
         """The items most like another one."""
         async with service.gate.entered():
-            started = time.perf_counter()
-            vector = await service.vector(id)
-            return await _answer(service, vector, wanted, id, started, None)
+            return await service.run(_answer, service, id, wanted, time.perf_counter(), None)
 
     @router.get("/items", responses=errors(), tags=["gallery"])
     async def items(
@@ -197,51 +195,45 @@ def router_of(service: Service) -> APIRouter:
     return router
 
 
-async def _answer(
-    service: Service,
-    vector: np.ndarray,
-    wanted: _Wanted,
-    without: int | None,
-    started: float,
-    encoder: float | None,
+def _answer(
+    service: Service, query: np.ndarray | int, wanted: _Wanted, started: float, encoder: float | None
 ) -> schemas.Answer:
+    """What one version of the gallery holds that is like an embedding, or like an item (its id)."""
     k, method, probes, labels = wanted
     methods: tuple[Method, ...] = ("two_stage", "brute_force")
     if method is not schemas.Method.both:
         methods = ("two_stage",) if method is schemas.Method.two_stage else ("brute_force",)
-
-    def look() -> schemas.Answer:
-        # All of it from one version, and one way after the other, so that neither is in the other's way.
-        catalogue = service.catalogue()
-        anchors = catalogue.snapshot.anchors
-        order = anchors.nearest(vector[None], min(max(probes, _NEAREST), len(anchors)))[0]
-        distances = np.sqrt(anchors.distances(vector[None])[0])
-        read = {"two_stage": catalogue.held[order[:probes]].sum(), "brute_force": len(catalogue)}
-        results = [service.search(catalogue, vector, k, how, probes, labels, without) for how in methods]
-        searches = [
-            schemas.Search(
-                method=schemas.Method(how),
-                hits=_hits(result),
-                looked_at=result.anchors if how == "two_stage" else [],
-                compared=int(read[how]),
-                seconds=result.seconds,
-            )
-            for how, result in zip(methods, results, strict=True)
-        ]
-        nearest = [
-            schemas.NearAnchor(anchor=place, name=anchors.names[place], distance=float(distances[place]))
-            for place in order[:_NEAREST].tolist()
-        ]
-        return schemas.Answer(
-            searches=searches,
-            nearest=nearest,
-            unknown=results[0].unknown,
-            place=service.maps.place(vector),
-            seconds=schemas.Seconds(encoder=encoder, total=time.perf_counter() - started),
-            record=catalogue.snapshot.version,
+    catalogue = service.catalogue()
+    exclude_id = query if isinstance(query, int) else None
+    vector = service.vector(catalogue, query) if isinstance(query, int) else query
+    anchors = catalogue.snapshot.anchors
+    nearest = anchors.nearest(vector[None], min(max(probes, _NEAREST), len(anchors)))[0]
+    read = {"two_stage": catalogue.held[nearest[:probes]].sum(), "brute_force": len(catalogue)}
+    # One method after the other, so that neither is in the other's way.
+    results = [service.search(catalogue, vector, k, how, probes, labels, exclude_id) for how in methods]
+    searches = [
+        schemas.Search(
+            method=schemas.Method(how),
+            hits=_hits(result),
+            looked_at=result.anchors if how == "two_stage" else [],
+            compared=int(read[how]),
+            seconds=result.seconds,
         )
-
-    return await service.run(look)
+        for how, result in zip(methods, results, strict=True)
+    ]
+    shown = nearest[:_NEAREST]
+    distances = np.linalg.norm(anchors.vectors[shown] - vector, axis=1)
+    return schemas.Answer(
+        searches=searches,
+        nearest=[
+            schemas.NearAnchor(anchor=anchor, name=anchors.names[anchor], distance=distance)
+            for anchor, distance in zip(shown.tolist(), distances.tolist(), strict=True)
+        ],
+        unknown=results[0].unknown,
+        place=service.maps.place(vector),
+        seconds=schemas.Seconds(encoder=encoder, total=time.perf_counter() - started),
+        record=catalogue.snapshot.version,
+    )
 
 
 def _hits(found: Result | Columns) -> list[schemas.Hit]:

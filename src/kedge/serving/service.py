@@ -22,6 +22,7 @@ from torch import Tensor
 from kedge.errors import ConfigError, PictureError
 from kedge.gallery import Gallery, Result
 from kedge.gallery.calibration import load_calibration
+from kedge.gallery.checksums import DamagedLists
 from kedge.gallery.gallery import Method
 from kedge.io import atomic_write
 from kedge.serving.batching import Gate, SharedEncoder
@@ -65,6 +66,8 @@ class Service:
         self._mutex = threading.Lock()
         self._catalogue: Catalogue | None = None
         self._touched = -math.inf
+        self._calibration_file = self.gallery.path / "calibration.json"
+        self._calibration_written: int | None = None
         self.maps = Maps()
         self.ready = False
         """Whether queries can be answered."""
@@ -130,12 +133,14 @@ class Service:
             raise RuntimeError("There is no encoder.")
         return await self._encoder.embed(pixels)
 
-    async def vector(self, id: int) -> np.ndarray:
+    def vector(self, catalogue: Catalogue, id: int) -> np.ndarray:
         """The embedding of an item."""
         try:
-            return await self.run(self.gallery.vector, id)
-        except ConfigError:
+            return catalogue.vector(id)
+        except KeyError:
             raise Refused(HTTPStatus.NOT_FOUND, f"There is no item {id}.") from None
+        except DamagedLists:
+            return self.gallery.vector(id)  # the search that follows has the lists rebuilt
 
     def search(
         self,
@@ -145,17 +150,27 @@ class Service:
         method: Method,
         probes: int,
         labels: Sequence[str],
-        without: int | None,
+        exclude_id: int | None,
     ) -> Result:
         """What one version holds that is like a vector."""
         quoted = ", ".join("'" + label.replace("'", "''") + "'" for label in labels)
         where = f"label IN ({quoted})" if labels else None
-        self.gallery.calibration = load_calibration(self.gallery.path)  # somebody else may have written it
+        self._refresh_calibration()
         [found] = self.gallery.search_embeddings(
-            vector[None], k, method, probes, where=where, without=without, snapshot=catalogue.snapshot
+            vector[None], k, method, probes, where=where, without=exclude_id, snapshot=catalogue.snapshot
         )
         self.metrics.searched.labels(method).observe(found.seconds)
         return found
+
+    def _refresh_calibration(self) -> None:
+        """Read the calibration anew where another process has written it."""
+        try:
+            written = self._calibration_file.stat().st_mtime_ns
+        except OSError:
+            written = None
+        if written != self._calibration_written:
+            self.gallery.calibration = load_calibration(self.gallery.path)
+            self._calibration_written = written
 
     # ------------------------------------------------------------------ looking
 
