@@ -23,7 +23,7 @@ from kedge.serving.connections import ConnectionLimiter
 from kedge.serving.errors import Refused
 from kedge.serving.in_flight import UploadBudget
 from kedge.serving.metrics import Metrics
-from kedge.serving.run import config_of
+from kedge.serving.server import uvicorn_config
 from kedge.serving.settings import Settings
 
 Query = Callable[..., bytes]
@@ -36,7 +36,7 @@ LONG = 30
 def serving(gallery: Path, **limits: Any) -> Iterator[Server]:
     """A server in a thread, with limits that the command line does not have."""
     app = create_app(gallery, Settings(**limits))
-    server = uvicorn.Server(config_of(app))
+    server = uvicorn.Server(uvicorn_config(app))
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, args=([listening],), daemon=True)

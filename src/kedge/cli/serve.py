@@ -55,15 +55,11 @@ def serve(
     # Before torch is loaded: the encoder's threads share the cores with those that read, search and answer.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-    from rich.console import Console
-
-    from kedge.errors import ConfigError
+    from kedge.console import stderr
+    from kedge.deps import require
     from kedge.serving.settings import Settings, read_key
 
-    try:
-        from kedge.serving.run import serve as run
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"kedge serve needs {error.name}: pip install 'kedge[serve]'") from error
+    server = require("kedge.serving.server", extra="serve", purpose="kedge serve")
     key = read_key(key_file)
     generated = writable and key is None
     settings = Settings(
@@ -78,5 +74,4 @@ def serve(
         batch=batch,
         memory=memory * 2**20,
     )
-    console = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
-    run(gallery, settings, host=host, port=port, generated=generated, console=console)
+    server.serve(gallery, settings, host=host, port=port, generated=generated, console=stderr())
