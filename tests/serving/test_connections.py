@@ -21,7 +21,7 @@ from kedge.serving import connections
 from kedge.serving.app import create_app
 from kedge.serving.connections import ConnectionLimiter
 from kedge.serving.errors import Refused
-from kedge.serving.in_flight import UploadBudget
+from kedge.serving.limits import UploadBudget
 from kedge.serving.metrics import Metrics
 from kedge.serving.server import uvicorn_config
 from kedge.serving.settings import Settings
@@ -285,7 +285,7 @@ def test_what_is_no_http_is_told_so_in_json(built: Path) -> None:
 
 def test_half_bodies_hold_no_slot(built: Path, query: Query) -> None:
     picture = query("level")
-    with serving(built, waiting=2) as server, ExitStack() as stack:
+    with serving(built, concurrency=2) as server, ExitStack() as stack:
         half = [stack.enter_context(server.connect(upload(picture[:-10], len(picture)))) for _ in range(8)]
         wait_until(lambda: server.count("kedge_upload_bytes") == 8 * (len(picture) - 10))
         assert server.count("kedge_requests_inside") == 0
@@ -307,7 +307,7 @@ def test_the_upload_that_stalled_longest_makes_room(built: Path, query: Query) -
         wait_until(lambda: server.count("kedge_upload_bytes") == 9500)
         whole = upload(picture + bytes(2000))
         assert server.ask(whole)[0] == 200
-        assert answer_of(half[1]) == (408, {"error": "The picture came too slowly: try again."})
+        assert answer_of(half[1]) == (408, {"error": "The image came too slowly: try again."})
         wait_until(lambda: server.count("kedge_upload_bytes") == 6500)
 
 
@@ -316,10 +316,10 @@ def test_uploads_that_are_worked_on_are_not_cut_off() -> None:
         budget = UploadBudget(100, Metrics())
         with budget.upload() as worked_on, budget.upload() as arriving:
             async with worked_on.deadline(LONG):
-                worked_on.grow(80)
-            worked_on.arrived()
+                budget.grow(worked_on, 80)
+            budget.complete(worked_on)
             with pytest.raises(Refused) as refused:
-                arriving.grow(30)
+                budget.grow(arriving, 30)
             assert refused.value.status == HTTPStatus.TOO_MANY_REQUESTS
             assert not worked_on.is_cut_off
         assert budget.held == 0

@@ -25,7 +25,7 @@ def gallery(tmp_path: Path) -> Path:
 def test_a_table_that_was_cut_off(
     gallery: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(service, "_TOUCHED_SECONDS", -1.0)
+    monkeypatch.setattr(service, "_TOUCH_SECONDS", -1.0)
     with TestClient(create_app(gallery), base_url="http://localhost/api/v1") as api:
         assert api.get("/ready").status_code == 200
         assert api.get("/items/3").status_code == 200

@@ -390,7 +390,7 @@ def test_a_body_without_a_length_is_cut_at_the_limit(built: Path, kind: str) -> 
     app, body = create_app(built, Settings(max_bytes=1000)), Body(1000)
     status, content = asyncio.run(given(app, "/api/v1/search", {"Content-Type": kind}, aiter(body)))
     assert status == 413
-    assert json.loads(content) == {"error": "The picture is larger than 1,000 bytes."}
+    assert json.loads(content) == {"error": "The image is larger than 1,000 bytes."}
     assert body.taken == 11
 
 
@@ -477,7 +477,7 @@ def test_a_body_that_trickles_is_cut_off(built: Path) -> None:
     app, body = create_app(built, Settings(upload_seconds=0.3)), Body(100, pause=0.05)
     status, content = asyncio.run(given(app, "/api/v1/search", PNG, aiter(body)))
     assert status == 408
-    assert json.loads(content) == {"error": "The picture came too slowly: try again."}
+    assert json.loads(content) == {"error": "The image came too slowly: try again."}
     assert body.taken < 20
 
 
@@ -738,7 +738,7 @@ def test_a_picture_that_is_gone_does_not_say_where_it_was(bare: Path) -> None:
         for id in (1, 2):
             answer = client.get(f"/api/v1/items/{id}/thumbnail")
             assert answer.status_code == 404
-            assert sentence_of(answer) == f"There is no picture of an item {id}."
+            assert sentence_of(answer) == f"There is no image of an item {id}."
 
 
 # ---------------------------------------------------------------------- what a request names

@@ -42,7 +42,7 @@ def serve(
     connections_per_address: Annotated[
         int, typer.Option(min=1, help="Open connections of one address; a proxy in front is one address.")
     ] = 512,
-    waiting: Annotated[int, typer.Option(min=1, help="Requests at once; more are told to come back.")] = 128,
+    waiting: Annotated[int, typer.Option(min=1, help="Maximum concurrent requests; excess requests get 429.")] = 128,
     batch: Annotated[int, typer.Option(min=1, help="Pictures that go through the encoder at once.")] = 32,
     memory: Annotated[
         int, typer.Option(min=64, help="MiB that the gallery may keep, beside what the system keeps of its files.")
@@ -70,7 +70,7 @@ def serve(
         images=tuple(images or ()),
         max_bytes=max_upload * 2**20,
         connections_per_address=connections_per_address,
-        waiting=waiting,
+        concurrency=waiting,
         batch=batch,
         memory=memory * 2**20,
     )

@@ -1,4 +1,4 @@
-"""One version of a gallery as a list of items: what is counted, listed and drawn."""
+"""One version of a gallery as a flat list of items: what is counted, listed and drawn."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kedge.gallery.search import Columns, Snapshot
 __all__ = ["UPLOADS", "Catalogue", "Listed", "shown_name"]
 
 UPLOADS = "uploads"
-"""The folder in a gallery for the pictures that were sent to it."""
+"""The folder in a gallery for uploaded images."""
 
 
 @dataclass(frozen=True)
@@ -64,15 +64,6 @@ class Catalogue:
         """How many items each anchor's list holds."""
         return self.snapshot.held([part.alive for part in self.snapshot.parts])
 
-    @cached_property
-    def homes(self) -> np.ndarray:
-        """The anchor of each item's list."""
-        places = [
-            np.repeat(np.arange(len(part.lists.offsets) - 1), np.diff(part.lists.offsets))
-            for part in self.snapshot.parts
-        ]
-        return self._picked(places)
-
     def listed(self, places: np.ndarray) -> list[Listed]:
         """Some items."""
         found: list[Listed] = []
@@ -111,8 +102,8 @@ class Catalogue:
         if len(self) <= most:
             return np.arange(len(self))
         # Each label's first items come first, then each label's second …
-        chance = np.random.default_rng(0).permutation(len(self))
-        by_label = chance[np.argsort(self.labels[chance], kind="stable")]
+        shuffled = np.random.default_rng(0).permutation(len(self))
+        by_label = shuffled[np.argsort(self.labels[shuffled], kind="stable")]
         own = self.labels[by_label]
         starts = np.flatnonzero(np.concatenate([[True], own[1:] != own[:-1]]))
         turn = np.arange(len(self)) - np.repeat(starts, np.diff([*starts, len(self)]))
