@@ -23,7 +23,7 @@ from PIL import Image
 
 from kedge.encoders import build_encoder
 from kedge.gallery import Gallery
-from kedge.gallery.indexing import index_folder
+from kedge.gallery.ingest import index_folder
 from kedge.images import Preprocessing, list_pictures, read_picture
 from kedge.model import Model
 from kedge.reproduce.machine import describe

@@ -46,7 +46,7 @@ class Gallery(Ours):
     forget = 0.0
 
     def __init__(self) -> None:
-        super().__init__("float32")
+        super().__init__()
         self.name, self.probes = "kedge", 1
 
     def search(self, queries: np.ndarray, k: int = K) -> Any:

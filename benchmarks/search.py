@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import inspect
 import json
 import os
 import shutil
@@ -23,7 +22,6 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -70,20 +68,19 @@ SPREAD, LATENT = 1.0, 32
 """Of the items around their anchor."""
 QUIET = 0.05
 """The share of the cores that other processes may use before times mean little: whoever uses two threads waits."""
-FLAT, LISTS = "faiss flat", "faiss ivf, our anchors"
+OURS, FLAT, LISTS = "gallery float32", "faiss flat", "faiss ivf, our anchors"
 STARTED = time.monotonic()
 
 
 class Ours(System):
     """A gallery with anchor lists."""
 
+    name = OURS
     forget: float | None = None
-    """Days for which the record's earlier states are kept; None: for ever."""
+    """Days for which the table's earlier versions are kept; None: for ever."""
 
-    def __init__(self, precision: str) -> None:
-        self.precision: Any = precision
+    def __init__(self) -> None:
         self.gallery: Any = None
-        self.name = f"gallery {precision}"
 
     def load(self) -> None:
         from kedge.gallery import Gallery
@@ -93,7 +90,7 @@ class Ours(System):
     def build(self, data: Data, place: Path) -> None:
         items, anchors = data.load("items"), np.array(data.load("anchors"))
         names = [f"class {row}" for row in range(len(anchors))]
-        gallery = self.type.create(place, anchors=anchors, classes=names, lists="anchor", precision=self.precision)
+        gallery = self.type.create(place, anchors=anchors, classes=names, lists="anchor")
         codes = data.load("labels").tolist()
         for start in range(0, len(items), 50_000):
             labels = [names[code] for code in codes[start : start + 50_000]]
@@ -112,16 +109,9 @@ class Ours(System):
         return np.array([[hit.id for hit in result] + [-1] * (most - len(result)) for result in found])
 
 
-def default_precision() -> str:
-    from kedge.gallery import Gallery
-
-    return str(inspect.signature(Gallery.create).parameters["precision"].default)
-
-
-def lineup(precisions: Sequence[str], *, graphs: bool) -> list[System]:
-    ours = [Ours(precision) for precision in precisions]
+def lineup(*, graphs: bool) -> list[System]:
     rivals = [FaissFlat(), FaissLists(anchors=False), FaissLists(anchors=True), Lance()]
-    return [*ours, *rivals, *([FaissGraph(), Hnswlib(), Usearch()] if graphs else [])]
+    return [Ours(), *rivals, *([FaissGraph(), Hnswlib(), Usearch()] if graphs else [])]
 
 
 # ---------------------------------------------------------------------- vectors
@@ -163,14 +153,14 @@ def in_own_list(data: Data) -> float:
 # ---------------------------------------------------------------------- time and memory
 
 
-def compare(scratch: Path, count: int, precisions: Sequence[str]) -> dict[str, Any]:
+def compare(scratch: Path, count: int) -> dict[str, Any]:
     """All systems at one size."""
     data = Data(scratch / "data")
     data.folder.mkdir()
     say(f"{count:,} items: drawing them and searching them exactly")
     in_child(draw, data, count)
     wanted = in_own_list(data)
-    systems = lineup(precisions, graphs=count <= GRAPHS_UP_TO)
+    systems = lineup(graphs=count <= GRAPHS_UP_TO)
     rows: dict[str, dict[str, Any]] = {}
     for system in systems:
         work = prepare if isinstance(system, Ours) else plainly_built
@@ -194,7 +184,7 @@ def compare(scratch: Path, count: int, precisions: Sequence[str]) -> dict[str, A
             worker.rest()
         drop(data.folder)
         before, started = by_others(workers), time.monotonic()
-        reads = take_turns(workers, rows, precisions)
+        reads = take_turns(workers, rows)
         others = (by_others(workers) - before) / (time.monotonic() - started) / CORES
         for name in rows:
             found = workers[name].ask("found", K)
@@ -207,8 +197,7 @@ def compare(scratch: Path, count: int, precisions: Sequence[str]) -> dict[str, A
         row["times_as_fast_as_flat"] = round(rows[FLAT]["ms"] / row["ms"], 2)
         row["times_as_fast_as_ivf_anchors"] = round(rows[LISTS]["ms"] / row["ms"], 2)
         if isinstance(system, Ours):
-            row["times_read"] = round(row["ms"] / fastest(reads, system.precision), 2)
-            row["times_read_float32"] = round(row["ms"] / fastest(reads, "float32"), 2)
+            row["times_read"] = round(row["ms"] / min(reads.values()), 2)
     return {"in_own_list": round(wanted, 4), "busy_with_others": round(others, 3), "systems": rows, "read_ms": reads}
 
 
@@ -222,17 +211,11 @@ def by_others(workers: dict[str, Worker]) -> float:
     return total - time.process_time() - sum(worker.seconds() for worker in workers.values())
 
 
-def fastest(reads: dict[str, dict[str, float]], precision: str) -> float:
-    return min(reads[precision].values())
-
-
-def take_turns(
-    workers: dict[str, Worker], rows: dict[str, dict[str, Any]], precisions: Sequence[str]
-) -> dict[str, dict[str, float]]:
+def take_turns(workers: dict[str, Worker], rows: dict[str, dict[str, Any]]) -> dict[str, float]:
     """Ask everyone a few queries in turn until all have had all; then batches. Returns what reading a list takes."""
-    ways = [(name, threads) for name in dict.fromkeys(("float32", *precisions)) for threads in (1, CORES)]
+    ways = (1, CORES)
     turns: list[tuple[str, Any]] = [(name, None) for name in rows]
-    turns += [(Reader.name, (WIDTHS[name], threads)) for name, threads in ways]
+    turns += [(Reader.name, (WIDTHS["float32"], threads)) for threads in ways]
     times: list[list[float]] = [[] for _ in turns]
     faults = [0] * len(turns)
     for first in range(0, SINGLE, CHUNK):
@@ -258,10 +241,8 @@ def take_turns(
         row["major_faults"] = faults[place]
     for name, some in batches.items():
         rows[name]["qps"] = round(BATCH / statistics.median(some))
-    reads: dict[str, dict[str, float]] = {}
-    for (name, threads), value in zip(ways, milliseconds[len(rows) :], strict=True):
-        reads.setdefault(name, {})[f"{threads} thread{'s' * (threads > 1)}"] = round(value, 4)
-    return reads
+    names = [f"{threads} thread{'s' * (threads > 1)}" for threads in ways]
+    return {name: round(value, 4) for name, value in zip(names, milliseconds[len(rows) :], strict=True)}
 
 
 def plainly_built(system: System, data: Data, place: Path) -> dict[str, Any]:
@@ -323,14 +304,14 @@ def from_disk() -> int:
 # ---------------------------------------------------------------------- quality
 
 
-def judge(scratch: Path, run: Path | None, epochs: int | None, precisions: Sequence[str]) -> dict[str, Any]:
+def judge(scratch: Path, run: Path | None, epochs: int | None) -> dict[str, Any]:
     """mAP of all systems on a trained model: training pictures are searched with test pictures."""
     data = Data(scratch)
     protocol = embed(data, run, epochs, scratch / "run")
     labels, right = data.load("labels"), data.load("query_labels")
     relevant = (labels == right[:, None]).sum(1)
     rows: dict[str, dict[str, Any]] = {}
-    for system in lineup(precisions, graphs=True):
+    for system in lineup(graphs=True):
         build(system, data, scratch / system.name)
         holder = Holder(system, data, scratch / system.name)
         holder.open(0)
@@ -396,8 +377,8 @@ def mean_precision(found: np.ndarray, labels: np.ndarray, right: np.ndarray, pos
 
 
 def targets(sizes: dict[int, dict[str, Any]], quality: dict[str, Any]) -> list[dict[str, Any]]:
-    """What was promised, for the default precision, and what this run found."""
-    name = f"gallery {default_precision()}"
+    """What was promised, and what this run found."""
+    name = OURS
     small, large = SIZES
     as_fast = ("at least as fast as FAISS IVF with our anchors", "times_as_fast_as_ivf_anchors", 1.0)
     promises = [
@@ -468,11 +449,9 @@ def show(sizes: dict[int, dict[str, Any]], quality: dict[str, Any], met: list[di
             console.print(f"Too little memory: {', '.join(slow)} had to read pages from disk.", style="red")
         for name, row in found["systems"].items():
             if "times_read" in row:
-                precision = name.removeprefix("gallery ")
-                reads = ", ".join(f"{value:.3f} ms ({way})" for way, value in found["read_ms"][precision].items())
+                reads = ", ".join(f"{value:.3f} ms ({way})" for way, value in found["read_ms"].items())
                 console.print(
-                    f"{name}: {row['times_read']} x the time to read its list once, {reads}; "
-                    f"{row['times_read_float32']} x the float32 rows",
+                    f"{name}: {row['times_read']} x the time to read its list once, {reads}",
                     highlight=False,
                     soft_wrap=True,
                 )
@@ -494,11 +473,8 @@ def say(text: str) -> None:
 
 
 def main() -> None:
-    from kedge.gallery.precision import PRECISIONS
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--items", type=int, nargs="+", default=SIZES, help="sizes to measure")
-    parser.add_argument("--precisions", nargs="+", default=list(PRECISIONS), choices=list(PRECISIONS))
     parser.add_argument("--run", type=Path, help="a finished run of a CAM model; by default one is trained")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK:,} items, one epoch; writes nothing")
     parser.add_argument("--scratch", type=Path, help="where indexes go meanwhile: a disk, or cold means nothing")
@@ -512,11 +488,11 @@ def main() -> None:
         trained = Path(temporary, "trained")
         trained.mkdir()
         say("mAP: embedding with the CAM model" if arguments.run else "mAP: training a CAM model on the sample")
-        quality = in_child(judge, trained, arguments.run, 1 if arguments.quick else None, arguments.precisions)
+        quality = in_child(judge, trained, arguments.run, 1 if arguments.quick else None)
         for count in counts:
             scratch = Path(temporary, str(count))
             scratch.mkdir()
-            sizes[count] = compare(scratch, count, arguments.precisions)
+            sizes[count] = compare(scratch, count)
             shutil.rmtree(scratch)
     met = targets(sizes, quality)
     show(sizes, quality, met)
@@ -535,7 +511,6 @@ def main() -> None:
             "load_at_start": round(load, 2),
             "data": {"spread": SPREAD, "latent": LATENT, "noise": NOISE, "between": BETWEEN},
             "graphs": {"M": DEGREE, "efConstruction": BREADTH},
-            "default_precision": default_precision(),
             "targets": met,
             "sizes": sizes,
             "quality": quality,

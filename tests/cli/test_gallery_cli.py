@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from kedge.cli import app
 from kedge.encoders import build_encoder
 from kedge.errors import KedgeError
-from kedge.gallery import Gallery, adding, indexing
+from kedge.gallery import Gallery, ingest
 from kedge.images import Preprocessing
 from kedge.model import Model
 
@@ -28,10 +28,10 @@ EVIL = "<img src=x onerror=alert(1)> & [red]'q'.png"
 SLOW_INDEX = """
 import sys, time
 from kedge.cli import main
-from kedge.gallery import adding, indexing
+from kedge.gallery import ingest
 from kedge.model import Model
 
-indexing._STEP = adding._BATCH = 4
+ingest._COMMIT_EVERY = ingest._BATCH = 4
 embed = Model.embed
 
 def slowly(*arguments, **named):
@@ -231,8 +231,8 @@ def test_bad_input(gallery: Path, photos: Path, model: Path, tmp_path: Path) -> 
 def test_ctrl_c_keeps_what_was_added(
     photos: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(indexing, "_STEP", 4)
-    monkeypatch.setattr(adding, "_BATCH", 4)
+    monkeypatch.setattr(ingest, "_COMMIT_EVERY", 4)
+    monkeypatch.setattr(ingest, "_BATCH", 4)
     embed, calls = Model.embed, 0
 
     def stopped(*arguments: object, **named: object) -> object:
@@ -269,7 +269,7 @@ def test_killed_and_started_again(model: Path, tmp_path: Path) -> None:
     assert 0 < kept < 60
     assert kept % 4 == 0
     assert f"{60 - kept} added, {kept} already there, 0 unreadable." in said("index", photos, "--gallery", path)
-    table = Gallery.open(path)._record.columns(["id", "path"])
+    table = Gallery.open(path)._table.columns(["id", "path"])
     assert table.num_rows == 60
     assert len(set(table.column("id").to_pylist())) == 60
     assert set(table.column("path").to_pylist()) == {str(file) for file in photos.iterdir()}

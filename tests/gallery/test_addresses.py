@@ -14,7 +14,7 @@ from pyarrow.fs import S3FileSystem
 
 from kedge import Gallery
 from kedge.errors import GalleryError
-from kedge.gallery.place import Place
+from kedge.gallery.location import Location
 
 pytest.importorskip("moto")
 DIM = 8
@@ -110,8 +110,8 @@ def test_a_counter_that_changes_meanwhile_is_asked_again(
     bucket: str, anchors: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gallery = Gallery.create(f"{bucket}/three", anchors=anchors)
-    place = gallery.place
-    from kedge.gallery import place as module
+    place = gallery.location
+    from kedge.gallery import location as module
 
     real, calls = module.lance.dataset, []
 
@@ -120,7 +120,7 @@ def test_a_counter_that_changes_meanwhile_is_asked_again(
         write_dataset = module.lance.write_dataset
 
     monkeypatch.setattr(module, "lance", Late)
-    assert place.reserve(5) == 10
+    assert place.reserve_ids(5) == 10
     assert len(calls) == 2
 
 
@@ -128,14 +128,14 @@ def test_a_counter_that_changes_meanwhile_is_asked_again(
 def test_no_id_twice_whatever_the_counter_says(
     counter: str, bucket: str, anchors: np.ndarray, items: np.ndarray
 ) -> None:
-    from kedge.gallery import place as module
+    from kedge.gallery import location as module
 
     gallery = Gallery.create(f"{bucket}/{counter}", anchors=anchors)
     assert gallery.add_embeddings(items[:5]) == [0, 1, 2, 3, 4]
     if counter == "stale":
-        module.lance.write_dataset(module._row(2), f"{gallery.place}/next_id.lance", mode="overwrite")
+        module.lance.write_dataset(module._counter_row(2), f"{gallery.location}/next_id.lance", mode="overwrite")
     else:
-        system, path = module.Folder(str(gallery.place)), "next_id.lance"
+        system, path = module.Folder(str(gallery.location)), "next_id.lance"
         system.remove(path)
     assert Gallery.open(f"{bucket}/{counter}").add_embeddings(items[:2]) == [5, 6]
 
@@ -143,7 +143,7 @@ def test_no_id_twice_whatever_the_counter_says(
 class _Read:
     """A counter that somebody else moves between the first reading and the first writing."""
 
-    def __init__(self, dataset, calls: list, place: Place) -> None:
+    def __init__(self, dataset, calls: list, place: Location) -> None:
         self.dataset, self.calls, self.place = dataset, calls, place
 
     def to_table(self):

@@ -61,7 +61,7 @@ def test_who_is_nearer_than_half_the_gap_is_found_in_few_cells(
     index = AnchorIndex.build(many)
     read = []
     monkeypatch.setattr(
-        anchor_index, "read_together", lambda *a, _real=anchor_index.read_together: read.append(1) or _real(*a)
+        anchor_index, "parallel_cdist", lambda *a, _real=anchor_index.parallel_cdist: read.append(1) or _real(*a)
     )
     for query in near[:50]:
         index.nearest(query[None], 1)
@@ -91,7 +91,7 @@ def test_a_gallery_of_many_classes_searches_as_one_that_looks_at_all(
     items = many[homes] + 0.2 * chance.standard_normal((6000, 16)).astype(np.float32)
     found = {}
     for name, limit in (("flat", 10**9), ("indexed", 1000)):
-        monkeypatch.setattr(anchors, "MANY", limit)
+        monkeypatch.setattr(anchors, "MIN_ANCHORS", limit)
         gallery = Gallery.create(tmp_path / name, anchors=many, lists="anchor")
         gallery.add_embeddings(items)
         gallery.optimize()
@@ -99,7 +99,7 @@ def test_a_gallery_of_many_classes_searches_as_one_that_looks_at_all(
         assert (again.snapshot().anchors.index is not None) == (name == "indexed")
         found[name] = again.search_embeddings(near, k=5, probes=4)
         assert [hit.id for hit in again.search(near[0], k=5, probes=4)] == found[name][0].ids
-        assert len(again.search(near[0], k=50, at_least=50)) == 50
+        assert len(again.search(near[0], k=50, min_candidates=50)) == 50
         again.add_embeddings(near[:2] + 100, labels=["new", "new"])
         assert again.search(near[0] + 100, k=1).hits[0].label == "new"
     same = [a.ids == b.ids for a, b in zip(found["flat"], found["indexed"], strict=True)]

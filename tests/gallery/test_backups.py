@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from kedge.errors import GalleryError
-from kedge.gallery import Gallery, copies
+from kedge.gallery import Gallery, backup
 
 DIM = 8
 
@@ -112,9 +112,9 @@ def test_a_copy_that_came_to_the_checksums_last(gallery: Gallery, tmp_path: Path
 
 
 def test_a_gallery_that_lost_a_file_does_not_go_back_in_silence(gallery: Gallery) -> None:
-    before = gallery._record.files()
+    before = gallery._table.files()
     gallery.add_embeddings(vectors(3, 1))
-    for name in gallery._record.files() - before:
+    for name in gallery._table.files() - before:
         if "data" in name:
             (gallery.path / name).unlink()
     with pytest.raises(GalleryError, match="damaged"):
@@ -122,12 +122,12 @@ def test_a_gallery_that_lost_a_file_does_not_go_back_in_silence(gallery: Gallery
 
 
 def test_nor_does_a_copy_that_lost_it_later(gallery: Gallery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copies, "_SLACK", 0.0)
-    before = gallery._record.files()
+    monkeypatch.setattr(backup, "_CLOCK_SKEW", 0.0)
+    before = gallery._table.files()
     gallery.add_embeddings(vectors(3, 1))
     time.sleep(0.1)
     copy = Path(shutil.copytree(gallery.path, tmp_path / "copy"))
-    for name in gallery._record.files() - before:
+    for name in gallery._table.files() - before:
         if "data" in name:
             (copy / name).unlink()
     with pytest.raises(GalleryError, match="damaged"):
@@ -136,7 +136,7 @@ def test_nor_does_a_copy_that_lost_it_later(gallery: Gallery, tmp_path: Path, mo
 
 def check_backup(copy: Path) -> int:
     gallery = Gallery.open(copy)
-    ids = gallery._record.columns(["id"]).column("id").to_pylist()
+    ids = gallery._table.columns(["id"]).column("id").to_pylist()
     assert len(set(ids)) == len(ids)
     query = np.zeros(DIM, np.float32)
     assert sorted(gallery.search(query, k=max(1, len(ids)), method="brute_force").ids) == sorted(ids)

@@ -1,14 +1,14 @@
-"""What lists do not hold yet, found without reading all of the record; and the memory that a gallery may use."""
+"""What lists do not hold yet, found without reading all of the table; and the memory that a gallery may use."""
 
 import numpy as np
 import pytest
 
 from kedge import Gallery
 from kedge.errors import ConfigError, GalleryError
-from kedge.gallery import view
-from kedge.gallery.changes import Marks, compare
-from kedge.gallery.lists import open_lists
-from kedge.gallery.record import Record
+from kedge.gallery import snapshot
+from kedge.gallery.inverted_lists import open_lists
+from kedge.gallery.snapshot import IdSet, changes_since
+from kedge.gallery.table import Table
 
 DIM = 4
 
@@ -29,14 +29,14 @@ def vectors(count: int) -> np.ndarray:
 def changed(gallery: Gallery):
     opened = open_lists(gallery.path / "lists")
     assert opened is not None
-    return compare(opened, Record(gallery.path, DIM))
+    return changes_since(opened, Table(gallery.path, DIM))
 
 
 def test_nothing_has_changed(gallery: Gallery) -> None:
     change = changed(gallery)
     assert change.alive is None
     assert len(change.new) == 0
-    assert change.files == set()
+    assert change.data_files == set()
 
 
 def test_rows_that_came_are_read_from_their_own_files(gallery: Gallery) -> None:
@@ -44,7 +44,7 @@ def test_rows_that_came_are_read_from_their_own_files(gallery: Gallery) -> None:
     change = changed(gallery)
     assert change.alive is None
     assert change.new.tolist() == list(range(50, 57))
-    assert len(change.files) == 1 < len(Record(gallery.path, DIM).pieces())
+    assert len(change.data_files) == 1 < len(Table(gallery.path, DIM).data_files())
 
 
 def test_rows_that_went_are_marked(gallery: Gallery) -> None:
@@ -72,17 +72,21 @@ def test_an_older_state_with_other_removals(gallery: Gallery) -> None:
     ]
 
 
-def test_marks_grow_and_keep_the_higher() -> None:
-    marks = Marks()
-    marks.set(np.array([5, 100_000]), 2)
-    marks.set(np.array([5, 7]), 1)
-    assert marks.of(np.array([5, 6, 7, 100_000, 10**9])).tolist() == [2, 0, 1, 2, 0]
-    assert marks.with_mark(2).tolist() == [5, 100_000]
+def test_sets_of_ids_grow_and_take_any_question() -> None:
+    ids = IdSet()
+    ids.add(np.array([5, 7]))
+    ids.add(np.array([100_000]))
+    ids.remove(np.array([7]))
+    assert ids.contains(np.array([-1, -5000, 5, 6, 7, 100_000, 10**9, 1 << 60])).tolist() == [
+        *(False, False, True, False),
+        *(False, True, False, False),
+    ]
+    assert ids.ids().tolist() == [5, 100_000]
 
 
 def test_what_does_not_fit_is_refused_and_not_loaded(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(view, "_ROW", 40 << 20)
-    monkeypatch.setattr(view, "_TAIL", 1)
+    monkeypatch.setattr(snapshot, "_ROW_OVERHEAD", 40 << 20)
+    monkeypatch.setattr(snapshot, "_MAX_TAIL", 1)
     small = Gallery.open(gallery.path, memory=64 << 20)
     small.add_embeddings(vectors(3))
     with small.writing(), pytest.raises(GalleryError, match="wait for its writer"):
@@ -98,14 +102,8 @@ def test_memory_has_a_least(gallery: Gallery) -> None:
 def test_the_first_look_into_a_list_asks_for_all_its_parts(gallery: Gallery) -> None:
     lists = gallery.snapshot().parts[0].lists
     assert lists.mapped
-    assert not lists._seen.any()
+    assert not lists._prefetched.any()
     gallery.search(np.eye(3, DIM, dtype=np.float32)[1] * 4, k=3)
-    assert lists._seen.tolist() == [False, True, False, False]
-    lists.prepare([0, 1, 2, 99])
-    assert lists._seen.tolist() == [True, True, True, False]
-
-
-def test_ids_that_were_damaged_have_no_mark() -> None:
-    marks = Marks()
-    marks.set(np.arange(3000), 2)
-    assert marks.of(np.array([-1, -5000, 5, 2999, 1 << 60])).tolist() == [0, 0, 2, 2, 0]
+    assert lists._prefetched.tolist() == [False, True, False, False]
+    lists.prefetch([0, 1, 2, 99])
+    assert lists._prefetched.tolist() == [True, True, True, False]

@@ -17,8 +17,9 @@ from filelock import FileLock
 
 from kedge.encoders import build_encoder
 from kedge.errors import ConfigError, GalleryError, KedgeError
-from kedge.gallery import Gallery, lists, record, view
+from kedge.gallery import Gallery, inverted_lists, snapshot, table
 from kedge.gallery.checksums import CHECKSUM
+from kedge.gallery.schema import damaged_rows
 from kedge.images import Preprocessing
 from kedge.model import Model
 
@@ -71,7 +72,7 @@ def in_lists(gallery: Gallery, name: str) -> Path:
 
 def data_file(gallery: Gallery, content: bytes) -> tuple[Path, int]:
     """The file of the newest state that holds some bytes, and where."""
-    for name in sorted(gallery._record.files()):
+    for name in sorted(gallery._table.files()):
         place = (gallery.path / name).read_bytes().find(content)
         if place >= 0:
             return gallery.path / name, place
@@ -108,7 +109,7 @@ def test_another_byte_order_is_no_other_array(gallery: Gallery) -> None:
 
 
 def test_many_anchors_are_compared_at_the_first_search(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lists, "_AT_ONCE", 0)
+    monkeypatch.setattr(inverted_lists, "_VERIFY_FIRST", 0)
     expected = answers(Gallery.open(gallery.path))
     flip(in_lists(gallery, "anchors.npy"), 128 + 3)
     assert answers(Gallery.open(gallery.path)) == expected
@@ -118,7 +119,7 @@ def test_damaged_lists_while_somebody_writes(gallery: Gallery) -> None:
     expected = answers(gallery)
     file = in_lists(gallery, "vectors.npy")
     flip(file, 128 + 400 * 4 * DIM)
-    with FileLock(gallery.path / view.LOCK):
+    with FileLock(gallery.path / table.LOCK):
         assert answers(Gallery.open(gallery.path)) == expected
     assert file.exists()
 
@@ -126,7 +127,7 @@ def test_damaged_lists_while_somebody_writes(gallery: Gallery) -> None:
 def test_lists_that_nobody_asks_for_are_compared_in_the_background(
     gallery: Gallery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(view, "_DELAY", 0.01)
+    monkeypatch.setattr(snapshot, "_CHECK_DELAY", 0.01)
     file = in_lists(gallery, "vectors.npy")
     flip(file, 128 + 400 * 4 * DIM)
     opened = Gallery.open(gallery.path)
@@ -150,7 +151,7 @@ def test_a_damaged_vector_of_the_table(gallery: Gallery) -> None:
         lambda: opened.vector(ids[2]),
         lambda: opened.search(QUERIES[0], where="price < 9"),
         lambda: opened.add_embeddings(vectors(1, 1)),
-        lambda: opened.checked_snapshot(),
+        lambda: opened.verified_snapshot(),
     ]
     for ask in asked:
         with pytest.raises(GalleryError, match=file.name):
@@ -170,7 +171,7 @@ def test_a_damaged_vector_of_the_table(gallery: Gallery) -> None:
 
 def test_a_row_has_a_checksum_of_its_own(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which is what an item of a large table is compared by."""
-    monkeypatch.setattr(record, "_AT_ONCE", -1)
+    monkeypatch.setattr(table, "_VERIFY_FIRST", -1)
     damage_vector(gallery, 30)
     (gallery.path / "checksums.json").unlink()
     opened = Gallery.open(gallery.path)
@@ -193,9 +194,9 @@ def test_what_a_killed_writer_left_is_compared_row_by_row(gallery: Gallery) -> N
 
 def test_every_file_of_the_table_has_a_checksum(gallery: Gallery) -> None:
     for _ in range(2):
-        names = gallery._record.files()
+        names = gallery._table.files()
         assert {Path(name).parts[1] for name in names} == {"_versions", "data", "_deletions"}
-        assert all(map(Gallery.open(gallery.path)._record.checksums.known, names))
+        assert all(map(Gallery.open(gallery.path)._table.integrity.checksums.known, names))
         gallery.add_embeddings(vectors(2, 1), metadata={"shop": ["x", "y"]})
 
 
@@ -238,20 +239,20 @@ def test_rows_with_metadata_of_any_kind(gallery: Gallery) -> None:
 
 @pytest.mark.parametrize("column", ["label", "path", "hash", "price"])
 def test_a_row_is_compared_with_all_its_columns(column: str, gallery: Gallery) -> None:
-    table = gallery._record._dataset.to_table(filter="id = 30")
-    assert not record._damaged_rows(table, DIM).any()
-    place = table.column_names.index(column)
+    rows = gallery._table._dataset.to_table(filter="id = 30")
+    assert not damaged_rows(rows, DIM).any()
+    place = rows.column_names.index(column)
     other = {"price": [31]}.get(column, ["other"])
-    changed = table.set_column(place, column, [other]).cast(table.schema)
-    assert record._damaged_rows(changed, DIM).all()
+    changed = rows.set_column(place, column, [other]).cast(rows.schema)
+    assert damaged_rows(changed, DIM).all()
 
 
 @pytest.mark.parametrize("column", ["id", "embedding"])
 def test_numbers_that_no_item_can_have(column: str, gallery: Gallery) -> None:
     rows: dict[str, Any] = {"id": [700], "embedding": vectors(1, 1)}
     rows[column] = {"id": [1 << 50], "embedding": np.full((1, DIM), np.inf, np.float32)}[column]
-    with gallery.writing() as table:
-        table.commit(table.write(rows))
+    with gallery.writing() as writer:
+        writer.commit(writer.write(rows))
     for ask in (lambda: gallery.search(QUERIES[0], k=5, method="brute_force"), gallery.optimize):
         with pytest.raises(GalleryError, match=r"not finite|no item can have|item (700|\d{16}) is not as"):
             ask()
@@ -272,7 +273,7 @@ def test_a_damaged_manifest(gallery: Gallery) -> None:
 
 
 def test_damaged_deletions(gallery: Gallery) -> None:
-    for name in gallery._record.files():
+    for name in gallery._table.files():
         if "_deletions" in name:
             flip(gallery.path / name, (gallery.path / name).stat().st_size // 2)
     with pytest.raises(GalleryError, match=r"_deletions.* not as it was written"):
@@ -322,7 +323,7 @@ def test_before_an_item_is_said_to_be_missing_all_was_compared(
     gallery: Gallery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a table too large to be compared before a row is read: the id itself may be what is damaged."""
-    monkeypatch.setattr(record, "_AT_ONCE", -1)
+    monkeypatch.setattr(table, "_VERIFY_FIRST", -1)
     with pytest.raises(ConfigError, match="There is no item 9999"):
         Gallery.open(gallery.path).vector(9999)
     damage_vector(gallery, 30)
@@ -393,7 +394,7 @@ def test_forty_flips(seed: int, tmp_path: Path) -> None:
 def test_what_earlier_releases_wrote_gets_checksums(gallery: Gallery) -> None:
     """Rows without a checksum, files without one, a gallery of format 1."""
     (gallery.path / "checksums.json").unlink()
-    gallery._record._dataset.drop_columns([CHECKSUM])
+    gallery._table._dataset.drop_columns([CHECKSUM])
     about = json.loads((gallery.path / "gallery.json").read_text())
     old = {name: value for name, value in about.items() if name not in (CHECKSUM, "anchors")}
     (gallery.path / "gallery.json").write_text(json.dumps({**old, "format": 1}))
@@ -403,7 +404,7 @@ def test_what_earlier_releases_wrote_gets_checksums(gallery: Gallery) -> None:
     opened.remove([620])
     opened.optimize()
     assert answers(Gallery.open(gallery.path)) == expected
-    assert opened._record._dataset.count_rows(f"{CHECKSUM} IS NULL") == 0
+    assert opened._table._dataset.count_rows(f"{CHECKSUM} IS NULL") == 0
     damage_vector(gallery, 30)
     with pytest.raises(GalleryError, match="damaged items: 30;"):
         Gallery.open(gallery.path).check()

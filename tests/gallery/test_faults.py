@@ -82,7 +82,7 @@ def kill_once(path: Path, chance: random.Random, present: set[int]) -> set[int]:
             may_go = set()
 
     gallery = Gallery.open(path)
-    table = gallery._record.columns(["id", "tag", "embedding"])
+    table = gallery._table.columns(["id", "tag", "embedding"])
     found = dict(zip(table.column("id").to_pylist(), table.column("tag").to_pylist(), strict=True))
     assert len(found) == table.num_rows
     there = set(found)

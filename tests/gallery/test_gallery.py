@@ -8,7 +8,7 @@ from PIL import Image
 
 from kedge.encoders import build_encoder
 from kedge.errors import ConfigError, GalleryError, PictureError
-from kedge.gallery import Gallery, adding
+from kedge.gallery import Gallery, ingest
 from kedge.images import Preprocessing
 from kedge.model import Model
 
@@ -70,7 +70,7 @@ def test_all_probes_equal_brute_force_and_an_exhaustive_search(lists: str, folde
             assert [hit.id for hit in gallery.search(query, k=12, method="brute_force")] == expected
             assert [hit.id for hit in gallery.search(query, k=12, probes=99)] == expected
             reopened = Gallery.open(gallery.path)
-            assert [hit.id for hit in reopened.search(query, k=12, at_least=len(items))] == expected
+            assert [hit.id for hit in reopened.search(query, k=12, min_candidates=len(items))] == expected
 
 
 def test_a_label_the_model_never_saw_gets_its_own_anchor(gallery: Gallery) -> None:
@@ -89,7 +89,7 @@ def test_vectors_without_labels_or_anchors_are_routed_by_centres(tmp_path: Path)
     items = np.concatenate([vectors(50, seed=1) + 10, vectors(50, seed=2) - 10])
     gallery.add_embeddings(items)
     gallery.optimize()
-    result = gallery.search(items[3], k=5, at_least=5)
+    result = gallery.search(items[3], k=5, min_candidates=5)
     assert result.hits[0].id == 3
     assert all(hit.id < 50 for hit in result)
 
@@ -147,7 +147,7 @@ def test_damaged_lists_are_written_anew(gallery: Gallery) -> None:
 
 
 def test_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adding, "_BATCH", 4)
+    monkeypatch.setattr(ingest, "_BATCH", 4)
     model = Model(
         build_encoder("resnet10", dim=DIM, stem="imagenet"),
         anchors=None,

@@ -11,8 +11,8 @@ from PIL import Image
 
 from kedge.encoders import build_encoder
 from kedge.errors import ConfigError, DataError, GalleryError
-from kedge.gallery import Added, Gallery, adding, indexing
-from kedge.gallery.indexing import index_folder
+from kedge.gallery import Added, Gallery, ingest
+from kedge.gallery.ingest import index_folder
 from kedge.images import Preprocessing
 from kedge.model import Model
 
@@ -42,8 +42,8 @@ def photos(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def gallery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gallery:
-    monkeypatch.setattr(indexing, "_STEP", 5)
-    monkeypatch.setattr(adding, "_BATCH", 5)
+    monkeypatch.setattr(ingest, "_COMMIT_EVERY", 5)
+    monkeypatch.setattr(ingest, "_BATCH", 5)
     encoder = build_encoder("resnet10", dim=8, stem="imagenet")
     return Gallery.create(
         tmp_path / "g", Model(encoder, anchors=None, classes=[], preprocessing=Preprocessing(size=32))
@@ -51,7 +51,7 @@ def gallery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gallery:
 
 
 def rows(gallery: Gallery) -> dict[str, str | None]:
-    table = Gallery.open(gallery.path)._record.columns(["path", "label"])
+    table = Gallery.open(gallery.path)._table.columns(["path", "label"])
     found = dict(zip(table.column("path").to_pylist(), table.column("label").to_pylist(), strict=True))
     assert len(found) == table.num_rows
     return found
@@ -113,7 +113,7 @@ def test_what_a_kill_between_commit_and_delete_leaves_is_cleaned(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(gallery._record), "delete", killed)
+        patch.setattr(type(gallery._table), "delete", killed)
         with pytest.raises(KeyboardInterrupt):
             index_folder(gallery, photos)
     assert len(gallery) == 10
@@ -146,7 +146,7 @@ def test_a_full_disk_is_one_sentence(gallery: Gallery, photos: Path, monkeypatch
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(type(gallery._record), "write", full)
+    monkeypatch.setattr(type(gallery._table), "write", full)
     with pytest.raises(GalleryError, match=r"\(No space left on device\): what it held before stays"):
         index_folder(gallery, photos)
 
@@ -158,7 +158,7 @@ def test_bad_folders(gallery: Gallery, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is a file"):
         index_folder(gallery, tmp_path / "file")
     (tmp_path / "none").mkdir()
-    with pytest.raises(DataError, match="holds no pictures"):
+    with pytest.raises(DataError, match="holds no images"):
         index_folder(gallery, tmp_path / "none")
 
 
@@ -233,14 +233,14 @@ def test_another_model_is_named(gallery: Gallery) -> None:
 
 
 def test_an_interrupted_commit_is_not_repeated(gallery: Gallery, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    commit = type(gallery._record).commit
+    commit = type(gallery._table).commit
 
     def interrupted(*arguments: object) -> None:
         commit(*arguments)  # type: ignore[arg-type]
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(gallery._record), "commit", interrupted)
+        patch.setattr(type(gallery._table), "commit", interrupted)
         with pytest.raises(KeyboardInterrupt):
             index_folder(gallery, photos)
     kept = len(rows(gallery))

@@ -34,8 +34,8 @@ def check_readers_and_writer(path: Path, seconds: float) -> None:
             while not stop.is_set():
                 query = own.normal(size=DIM).astype(np.float32)
                 snapshot = gallery.snapshot()
-                ids = {int(one) for some in gallery._record.ids_where("id >= 0", snapshot.version) for one in some}
-                [result] = gallery._search(snapshot, query[None], 10, "brute_force", 1, 0, None, None)
+                ids = {int(one) for some in gallery._table.at(snapshot.version).ids_where("id >= 0") for one in some}
+                [result] = gallery.search_embeddings(query[None], 10, "brute_force", snapshot=snapshot)
                 expected = np.array(sorted(ids))
                 distances = np.linalg.norm(everything[expected] - query, axis=1)
                 order = np.argsort(distances, kind="stable")[:10]
@@ -84,7 +84,7 @@ def test_four_readers_and_a_writer_for_a_minute(tmp_path: Path) -> None:
 def test_a_second_writer_is_told_to_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = Gallery.create(tmp_path / "g", dim=2)
     second = Gallery.open(tmp_path / "g")
-    monkeypatch.setattr(module, "_WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(module, "_LOCK_SECONDS", 0.1)
     with first.writing(), pytest.raises(GalleryError, match="Another process is writing"):
         second.add_embeddings(np.zeros((1, 2)))
     assert second.add_embeddings(np.zeros((1, 2))) == [0]

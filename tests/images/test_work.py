@@ -93,17 +93,17 @@ def test_frames_are_never_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 MEMORY = """
 import resource, sys
 from pathlib import Path
-from kedge.gallery.pictures import read_ahead
+from kedge.gallery.ingest import decode_ahead
 from kedge.images import Preprocessing
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
 files = sorted(Path(sys.argv[1]).iterdir())
-import kedge.gallery.pictures as pictures
-pictures.os.cpu_count = lambda: 8
+import kedge.gallery.ingest as ingest
+ingest.os.cpu_count = lambda: 8
 before = peak()
-batches = list(read_ahead(files, {}, 64, Preprocessing(size=32), 0))
+batches = list(decode_ahead(files, {}, 64, Preprocessing(size=32), 0))
 print(peak() - before, len(batches[0].rows), len(batches[0].skipped))
 """
 

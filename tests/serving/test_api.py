@@ -20,7 +20,7 @@ import kedge
 from kedge.errors import ConfigError, ServiceError
 from kedge.gallery import Gallery
 from kedge.gallery.anchors import Anchors
-from kedge.gallery.calibration import Calibration, save_calibration
+from kedge.gallery.calibration import Calibration, CalibrationFile, save_calibration
 from kedge.serving import batching
 from kedge.serving.app import create_app
 from kedge.serving.projection import MAX_ANCHORS, Projection
@@ -111,7 +111,7 @@ def test_a_search_looks_at_the_nearest_anchors_only_and_reads_no_file(
         expected = api.post("/search", content=query("level"), headers=PNG).json()
         monkeypatch.setattr(Anchors, "distances", lambda *_: pytest.fail("Distances to all anchors were computed."))
         monkeypatch.setattr(Anchors, "nearest_squares", lambda *_: np.zeros(1))  # whether the query is unknown
-        monkeypatch.setattr("kedge.serving.service.load_calibration", lambda _: pytest.fail("A file was read."))
+        monkeypatch.setattr(CalibrationFile, "_read", lambda _: pytest.fail("A file was read."))
         monkeypatch.setattr(Gallery, "vector", lambda *_: pytest.fail("The table was read."))
         answer = api.post("/search", content=query("level"), headers=PNG).json()
         assert answer["nearest"] == expected["nearest"]

@@ -33,7 +33,7 @@ from kedge.cli import serve as verb
 from kedge.errors import ConfigError, DataError, GalleryError
 from kedge.gallery import Gallery
 from kedge.gallery import gallery as gallery_module
-from kedge.gallery.view import LOCK
+from kedge.gallery.table import LOCK
 from kedge.serving import decoding, run
 from kedge.serving.app import create_app
 from kedge.serving.image_files import ImageFiles
@@ -724,7 +724,7 @@ def test_no_error_names_a_file(
 def test_a_gallery_that_is_in_use_does_not_say_where_it_is(
     writable: TestClient, own_gallery: Path, bearer: dict[str, str], query: Query, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gallery_module, "_WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(gallery_module, "_LOCK_SECONDS", 0.1)
     with FileLock(own_gallery / LOCK):
         answer = writable.post("/api/v1/items", content=query("level"), headers=PNG | bearer)
     assert answer.status_code == 503

@@ -23,7 +23,7 @@ def audit(gallery: Gallery, *, against: Gallery | None = None) -> Audit:
         _check_comparable(gallery, against)
     items = Items(gallery)
     if len(items) == 0:
-        raise ConfigError(f"{gallery.place} is empty: add pictures before an audit.")
+        raise ConfigError(f"{gallery.location} is empty: add pictures before an audit.")
     places = place(items)
     findings, unique = find_copies(items)
     near = neighbours(items, places.cells, unique)
@@ -35,14 +35,14 @@ def audit(gallery: Gallery, *, against: Gallery | None = None) -> Audit:
     findings += find_wrong_labels(items, places)
     findings += find_outliers(items, places)
     findings.sort(key=lambda one: (-one.score, KINDS.index(one.kind), one.id, one.other_id or 0))
-    return Audit(str(gallery.place), len(items), findings, limit)
+    return Audit(str(gallery.location), len(items), findings, limit)
 
 
 def _check_comparable(gallery: Gallery, against: Gallery) -> None:
     if gallery.dim != against.dim:
-        raise ConfigError(f"against has vectors of {against.dim} numbers, {gallery.place} of {gallery.dim}.")
+        raise ConfigError(f"against has vectors of {against.dim} numbers, {gallery.location} of {gallery.dim}.")
     models = [one.model.fingerprint if one.model is not None else None for one in (gallery, against)]
     if models[0] != models[1]:
         raise ConfigError(
-            f"against was made with the model {models[1]}, {gallery.place} with {models[0]}: index it with the same."
+            f"against was made with the model {models[1]}, {gallery.location} with {models[0]}: index it with the same."
         )

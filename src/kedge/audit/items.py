@@ -8,52 +8,25 @@ from collections.abc import Iterator
 import numpy as np
 
 from kedge.gallery import Gallery
+from kedge.gallery.items import Items as GalleryItems
 
 __all__ = ["Items"]
 
 _BLOCK = 4096
 
 
-class Items:
+class Items(GalleryItems):
     """Rows 0 … n − 1 are what the gallery holds now; a few numbers for each are in memory, its vector is not."""
 
     def __init__(self, gallery: Gallery) -> None:
-        snapshot = gallery.checked_snapshot()
+        super().__init__(gallery.verified_snapshot(), by_id=False)
         self._gallery = gallery
-        self._lists = [part.lists for part in snapshot.parts]
-        self.anchors = snapshot.anchors
-        kept = [
-            np.arange(len(part.lists)) if part.alive is None else np.flatnonzero(part.alive) for part in snapshot.parts
-        ]
-        self._part = np.repeat(np.arange(len(kept)), [len(rows) for rows in kept])
-        self._row = np.concatenate([*kept, np.empty(0, np.int64)]).astype(np.int64)
-        self.ids = np.empty(len(self), np.int64)
-        places = {name: place for place, name in enumerate(self.anchors.names) if name is not None}
-        self.classes = np.full(len(self), -1, np.int64)
+        self.anchors = self.snapshot.anchors
+        numbers = {name: number for number, name in enumerate(self.anchors.names) if name is not None}
+        # One more at the end, for the items without a label.
+        anchor_of = np.array([*(numbers.get(name, -1) for name in self.label_names), -1])
+        self.classes = anchor_of[self.labels]
         """The anchor of each label; -1 for an item without one."""
-        for part, lists in enumerate(self._lists):
-            # One more at the end, for the code -1.
-            anchors = np.array([*(places.get(name, -1) for name in lists.label_names), -1])
-            mine = self._part == part
-            self.ids[mine] = lists.ids[self._row[mine]]
-            self.classes[mine] = anchors[lists.labels[self._row[mine]]]
-
-    def __len__(self) -> int:
-        return len(self._row)
-
-    def describe(self, row: int) -> tuple[str | None, str | None]:
-        """Path and label of an item."""
-        lists = self._lists[self._part[row]]
-        _, paths, labels = lists.describe(self._row[row : row + 1])
-        return paths[0], labels[0]
-
-    def vectors(self, rows: np.ndarray) -> np.ndarray:
-        """The embeddings of some rows."""
-        found = np.empty((len(rows), self.anchors.vectors.shape[1]), np.float32)
-        for part, lists in enumerate(self._lists):
-            mine = self._part[rows] == part
-            found[mine] = lists.vectors[self._row[rows[mine]]]
-        return found
 
     def blocks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """All rows with their embeddings, some thousand at a time."""

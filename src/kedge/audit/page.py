@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kedge.audit.findings import Audit, Finding
-from kedge.gallery.html import frame, picture, text, write_page
+from kedge.gallery.html import frame, text, thumbnail, write_page
 
 __all__ = ["audit_page"]
 
@@ -39,9 +39,9 @@ def audit_page(audit: Audit, path: str | Path, *, rows: int = 200) -> None:
 
 
 def _card(one: Finding) -> str:
-    pictures, names = picture(one.path, _SIDE), _name(one.id, one.path)
+    pictures, names = thumbnail(one.path, _SIDE), _name(one.id, one.path)
     if one.other_id is not None:
-        pictures += picture(one.other_path, _SIDE)
+        pictures += thumbnail(one.other_path, _SIDE)
         names += f"<br>{_name(one.other_id, one.other_path)}"
     labels = text(one.label if one.label is not None else "no label")
     if one.suggestion is not None:

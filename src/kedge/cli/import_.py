@@ -34,16 +34,16 @@ def import_(
     lists: Annotated[
         str | None, typer.Option(help="Where an item sits: in the list of its 'label' (default) or nearest 'anchor'.")
     ] = None,
-    precision: Annotated[
-        str | None, typer.Option(help="float32 (default); bfloat16 or int8: a half or a quarter of the bytes to read.")
-    ] = None,
+    precision: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Make a gallery of a file of vectors."""
+    from kedge.cli.index import warn_precision
     from kedge.interop.vectors import import_gallery
     from kedge.model import Model
 
     chosen: dict[str, Any] = {"vectors": vectors, "labels": labels, "paths": paths, "anchors": anchors}
-    chosen |= {"lists": lists, "precision": precision}
+    chosen["lists"] = lists
+    warn_precision(precision)
     made = import_gallery(gallery, source, model=None if model is None else Model.load(model), **chosen)
     anchored = len(made.snapshot().anchors)
     typer.echo(f"{gallery}: {len(made):,} items with {made.dim} numbers each, in {anchored:,} lists.")

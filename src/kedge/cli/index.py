@@ -34,9 +34,7 @@ def index(
     lists: Annotated[
         str | None, typer.Option(help="Where an item sits: in the list of its 'label' (default) or nearest 'anchor'.")
     ] = None,
-    precision: Annotated[
-        str | None, typer.Option(help="float32 (default); bfloat16 or int8: a half or a quarter of the bytes to read.")
-    ] = None,
+    precision: Annotated[str | None, typer.Option(hidden=True)] = None,
     thumbnails: Annotated[
         int | None, typer.Option(help="Keep small copies with so many pixels on the longer side; default: none.")
     ] = None,
@@ -47,12 +45,13 @@ def index(
     workers: Annotated[int | None, typer.Option(help="With ray: how many models embed at a time.")] = None,
 ) -> None:
     """Add pictures to a gallery; run it again to continue, or to add what is new."""
-    from kedge.gallery.indexing import UNREADABLE, existing_folder
+    from kedge.gallery.ingest import UNREADABLE, existing_folder
 
     check_runner(runner, address=address, workers=workers)
+    warn_precision(precision)
     if runner == "local":
         existing_folder(source)
-    opened = _opened(gallery, model, {"lists": lists, "precision": precision, "thumbnails": thumbnails})
+    opened = _opened(gallery, model, {"lists": lists, "thumbnails": thumbnails})
     last: Added | None = None
 
     with _progress() as bar:
@@ -89,6 +88,12 @@ def check_runner(runner: str, **options: object) -> None:
             raise ConfigError(f"--{name} is for --runner ray: leave it out, or say that.")
 
 
+def warn_precision(precision: str | None) -> None:
+    """Accept --precision for one release."""
+    if precision is not None:
+        typer.echo("kedge: --precision has no effect any more, lists are float32: leave it out.", err=True)
+
+
 def _added(
     gallery: Gallery,
     source: str,
@@ -98,13 +103,13 @@ def _added(
     progress: Callable[[Added], None],
 ) -> Added:
     if runner == "local":
-        from kedge.gallery.indexing import index_folder
+        from kedge.gallery.ingest import index_folder
 
         return index_folder(gallery, source, progress=progress)
-    from kedge.scale import build_index, index_with_ray
-    from kedge.scale.cluster import connected
+    from kedge.ray import build_index, index_with_ray
+    from kedge.ray.cluster import connect
 
-    with connected(address, workers):
+    with connect(address, workers):
         added = index_with_ray(gallery, source, workers=workers, progress=progress)
         build_index(gallery, workers=workers)
     return added
@@ -113,14 +118,14 @@ def _added(
 def _opened(path: str, source: Path | None, options: dict[str, Any]) -> Gallery:
     from kedge.errors import ConfigError
     from kedge.gallery import Gallery
-    from kedge.gallery.place import Place
+    from kedge.gallery.location import Location
     from kedge.io import is_url
     from kedge.model import Model
 
     given = {name: value for name, value in options.items() if value is not None}
     here = Path(path).expanduser()
     if is_url(path):
-        missing = Place.of(path).read("gallery.json") is None
+        missing = Location.of(path).read("gallery.json") is None
     else:
         path, missing = str(here), not here.exists() or (here.is_dir() and not any(here.iterdir()))
     if missing:

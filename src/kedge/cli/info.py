@@ -31,15 +31,13 @@ def info(
     learned = set(opened.classes)
     state = opened.snapshot()
     labels = {name for name in state.anchors.names if name is not None}
-    recall = state.parts[0].lists.recall
-    found = "" if recall is None else f", which find {recall:.2%} of the 100 nearest (measured on its items)"
     sent = state.anchors.index
     lines = {
         "items": f"{len(opened):,}",
         "classes": f"{len(labels | learned):,}, {len(learned):,} of them learned",
         "dim": f"{opened.dim}",
         **({} if sent is None else {"anchors": f"{len(state.anchors):,}, found through an index over them"}),
-        "lists": f"by {opened.lists}, {opened.precision}{found}",
+        "lists": f"by {opened.lists}",
         "model": "none" if model is None else f"{model.encoder.name}, loss {model.loss}, {model.fingerprint}",
         "versions": f"{len(versions)}, the last of {versions[-1].time:%Y-%m-%d %H:%M:%S}",
         "size on disk": _size(opened.path),

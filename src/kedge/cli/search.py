@@ -54,14 +54,13 @@ def search(
     else:
         if at_least:
             raise ConfigError("--at-least is for --runner local: say with --probes how many lists are searched.")
-        from kedge.scale import search_with_ray
+        from kedge.ray import search_with_ray
 
         vector, without = opened.query_vector(wanted, allow_url=url)
         lists = probes if method == "two_stage" else _ALL
-        [result] = search_with_ray(opened, vector[None], k, lists, where, without=without, address=address)
+        [result] = search_with_ray(opened, vector[None], k, lists, where, exclude_id=without, address=address)
     if html is not None:
-        from kedge.gallery.html import write_page
-        from kedge.gallery.page import search_page
+        from kedge.gallery.html import search_page, write_page
 
         write_page(search_page(opened, wanted, result), html)
     if as_json:

@@ -1,4 +1,4 @@
-"""How far from every anchor a query is unknown: a threshold from held-out items instead of a guess."""
+"""How far from every anchor a query is unknown: a threshold calibrated on held-out items."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import numpy as np
 
 from kedge.errors import ConfigError, GalleryError
 from kedge.gallery.checksums import CHECKSUM, json_checksum
-from kedge.gallery.place import Place
+from kedge.gallery.location import Location
 from kedge.io import atomic_write
 
-__all__ = ["Calibration", "fetch_calibration", "load_calibration", "save_calibration"]
+__all__ = ["FILE", "Calibration", "CalibrationFile", "save_calibration"]
 
-_FILE = "calibration.json"
+FILE = "calibration.json"
 
 
 @dataclass(frozen=True)
@@ -44,30 +44,39 @@ class Calibration:
         return cls(float(np.sort(distances)[rank - 1]), accept, count)
 
 
-def save_calibration(where: Place | Path, calibration: Calibration) -> None:
-    """Keep it with the gallery."""
-    place = Place.of(where)
-    with atomic_write(place.folder / _FILE) as stream:
-        values = asdict(calibration)
+def save_calibration(where: Location | Path, calibration: Calibration) -> None:
+    """Write it into the gallery."""
+    location, values = Location.of(where), asdict(calibration)
+    with atomic_write(location.folder / FILE) as stream:
         stream.write(json.dumps({**values, CHECKSUM: json_checksum(values)}).encode())
-    place.publish(_FILE)
+    location.upload(FILE)
 
 
-def fetch_calibration(place: Place) -> None:
-    """Take over what somebody else has learned at the gallery's address."""
-    place.fetch_file(_FILE)
+class CalibrationFile:
+    """The calibration of a gallery, read again only where its file was replaced."""
 
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / FILE
+        self._stamp: tuple[int, int] | None = None
+        self._calibration: Calibration | None = None
 
-def load_calibration(folder: Path) -> Calibration | None:
-    """What was kept, if anything."""
-    file = folder / _FILE
-    if not file.exists():
-        return None
-    try:
-        values = json.loads(file.read_text())
-        # Earlier releases wrote no checksum.
-        if values.pop(CHECKSUM, None) not in (None, json_checksum(values)):
-            raise ValueError("The checksum differs.")
-        return Calibration(**values)
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise GalleryError(f"{file} is damaged: calibrate again.") from error
+    def load(self) -> Calibration | None:
+        """The calibration, if there is one."""
+        try:
+            status = self._file.stat()
+        except FileNotFoundError:
+            self._stamp = self._calibration = None
+            return None
+        if (stamp := (status.st_mtime_ns, status.st_ino)) != self._stamp:
+            self._calibration, self._stamp = self._read(), stamp
+        return self._calibration
+
+    def _read(self) -> Calibration:
+        try:
+            values = json.loads(self._file.read_text())
+            # The first releases wrote no checksum.
+            if values.pop(CHECKSUM, None) not in (None, json_checksum(values)):
+                raise ValueError("The checksum differs.")
+            return Calibration(**values)
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise GalleryError(f"{self._file} is damaged: calibrate again.") from error

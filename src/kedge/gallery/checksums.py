@@ -22,14 +22,14 @@ from kedge.io import atomic_write
 
 __all__ = [
     "CHECKSUM",
+    "BlockChecksums",
     "DamagedLists",
     "FileChecksums",
-    "RowBlocks",
     "block_checksums",
     "json_checksum",
     "row_checksums",
-    "sealed_text",
-    "unsealed_text",
+    "seal_text",
+    "unseal_text",
 ]
 
 CHECKSUM = "checksum"
@@ -45,24 +45,30 @@ class DamagedLists(GalleryError):
     """Inverted lists whose bytes are not those that were written: they are rebuilt from the table."""
 
 
+# ---------------------------------------------------------------------- JSON
+
+
 def json_checksum(values: Mapping[str, Any]) -> int:
     """The checksum of a JSON object without its own entry, whatever the order and spacing of the file."""
     rest = {name: value for name, value in values.items() if name != CHECKSUM}
     return zlib.crc32(json.dumps(rest, sort_keys=True).encode())
 
 
-def sealed_text(text: str) -> bytes:
-    """A text file behind a line with its checksum."""
+def seal_text(text: str) -> bytes:
+    """A text behind a line with its checksum."""
     content = text.encode()
     return f"{zlib.crc32(content):08x}\n".encode() + content
 
 
-def unsealed_text(content: bytes) -> bytes:
+def unseal_text(content: bytes) -> bytes:
     """The text behind the checksum; a ValueError where they do not agree."""
     checksum, _, text = content.partition(b"\n")
     if checksum != f"{zlib.crc32(text):08x}".encode():
         raise ValueError("The checksum differs.")
     return text
+
+
+# ---------------------------------------------------------------------- rows of the table
 
 
 def row_checksums(rows: pa.RecordBatch | pa.Table, dim: int) -> np.ndarray:
@@ -86,14 +92,14 @@ def row_checksums(rows: pa.RecordBatch | pa.Table, dim: int) -> np.ndarray:
             width = 4 * dim
             cells = (content[start : start + width] for start in range(0, width * len(rows), width))
         else:
-            cells = map(_encoded, column.to_pylist())
+            cells = map(_encode_cell, column.to_pylist())
         for row, cell in enumerate(cells):
             if cell is not None:
                 checksums[row] = zlib.crc32(cell, checksums[row] ^ key)
     return np.array(checksums, dtype=np.int64)
 
 
-def _encoded(value: Any) -> bytes | None:
+def _encode_cell(value: Any) -> bytes | None:
     if value is None or isinstance(value, bytes):
         return value
     if isinstance(value, (str, int, float)):
@@ -101,20 +107,22 @@ def _encoded(value: Any) -> bytes | None:
     return json.dumps(value, sort_keys=True, default=str).encode()
 
 
+# ---------------------------------------------------------------------- inverted lists
+
+
 def block_checksums(arrays: Sequence[np.ndarray], rows: int) -> np.ndarray:
     """One checksum for every `BLOCK` rows of arrays that lie side by side."""
-    found = [_block(arrays, start) for start in range(0, rows, BLOCK)]
-    return np.array(found, dtype=np.uint32)
+    return np.array([_block_checksum(arrays, start) for start in range(0, rows, BLOCK)], dtype=np.uint32)
 
 
-def _block(arrays: Sequence[np.ndarray], start: int) -> int:
+def _block_checksum(arrays: Sequence[np.ndarray], start: int) -> int:
     checksum = 0
     for array in arrays:
         checksum = zlib.crc32(array[start : start + BLOCK].data, checksum)
     return checksum
 
 
-class RowBlocks:
+class BlockChecksums:
     """Memory-mapped arrays whose bytes are compared with their checksums once, before they are first used."""
 
     def __init__(
@@ -129,10 +137,13 @@ class RowBlocks:
 
     def check(self, start: int, end: int) -> None:
         """Compare the blocks that hold these rows, unless they were compared before."""
-        self._check_arrays()
+        for array, checksum in self._arrays:
+            if zlib.crc32(array.data) != checksum:
+                raise DamagedLists("The inverted lists are damaged: their anchors are not those that were written.")
+        self._arrays = []
         for block in range(start // BLOCK, -(-end // BLOCK)):
             if not self._intact[block]:
-                if _block(self._rows, block * BLOCK) != self._checksums[block]:
+                if _block_checksum(self._rows, block * BLOCK) != self._checksums[block]:
                     raise DamagedLists("The inverted lists are damaged: their bytes are not those that were written.")
                 self._intact[block] = True
 
@@ -142,17 +153,14 @@ class RowBlocks:
             self.check(0, BLOCK * len(self._checksums))
             self.all_intact = True
 
-    def _check_arrays(self) -> None:
-        for array, checksum in self._arrays:
-            if zlib.crc32(array.data) != checksum:
-                raise DamagedLists("The inverted lists are damaged: their anchors are not those that were written.")
-        self._arrays = []
+
+# ---------------------------------------------------------------------- files of the table
 
 
 class FileChecksums:
-    """Checksums of the table's files, which are never changed once they are written: one comparison a process will do.
+    """Checksums of the table's files, which never change once they are written: one comparison per process will do.
 
-    Files without one (of an earlier release, or of a writer that was killed just then) are taken as they are.
+    Files without one (of the first releases, or of a writer that was killed just then) are taken as they are.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -160,88 +168,80 @@ class FileChecksums:
         self.inode: int | None = None
         """Of the folder that was last written to: a copy has another one."""
         self._file = folder / _FILE
-        self._loaded = 0
-        self._known: dict[str, int] = {}
+        self._mtime = 0
+        self._checksums: dict[str, int] = {}
         self._intact: set[str] = set()
         self._lock = threading.RLock()
         self._load()
 
     def pending(self, names: Iterable[str]) -> int:
         """Bytes of those files that are still to be compared."""
-        size = 0
-        for name in set(names) - self._intact:
-            try:
-                size += (self.folder / name).stat().st_size
-            except OSError:
-                continue
-        return size
+        files = [self.folder / name for name in set(names) - self._intact]
+        return sum(file.stat().st_size for file in files if file.exists())
 
     def damaged(self, names: Iterable[str], *, again: bool = False) -> list[str]:
         """Those of the files that are missing or whose bytes differ; with `again`, even if they did not before."""
         with self._lock:
-            left = sorted(names if again else set(names) - self._intact)
-            if any(name not in self._known for name in left):
+            names = sorted(names if again else set(names) - self._intact)
+            if any(name not in self._checksums for name in names):
                 self._load()
-            different = []
-            for name in left:
-                try:
-                    # A file without a checksum must at least be there.
-                    intact = name not in self._known or _of_file(self.folder / name) == self._known[name]
-                    intact = intact and (self.folder / name).exists()
-                except OSError:
-                    intact = False
-                if intact:
-                    self._intact.add(name)
-                else:
-                    self._intact.discard(name)
-                    different.append(name)
-            return different
+            damaged = [name for name in names if not self._is_intact(name)]
+            self._intact |= set(names)
+            self._intact -= set(damaged)
+            return damaged
+
+    def _is_intact(self, name: str) -> bool:
+        file = self.folder / name
+        try:
+            # A file without a checksum must at least exist.
+            return file.exists() if name not in self._checksums else _file_checksum(file) == self._checksums[name]
+        except OSError:
+            return False
 
     def require(self, names: Iterable[str]) -> None:
         """Raise unless all these files are as they were written."""
-        if different := self.damaged(names):
-            more = f" and {len(different) - 1} more" if len(different) > 1 else ""
+        if damaged := self.damaged(names):
+            more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
             raise GalleryError(
-                f"{self.folder} is damaged: {different[0]}{more} is missing or not as it was written; "
+                f"{self.folder} is damaged: {damaged[0]}{more} is missing or not as it was written; "
                 "kedge info --check names the items and the last good version."
             )
 
     def known(self, name: str) -> bool:
-        """Whether there is a checksum of this file."""
-        return name in self._known
-
-    def add(self, names: Iterable[str], gone: Iterable[str] = ()) -> None:
-        """Keep the checksums of new files. Whoever calls must hold the gallery's lock."""
-        with self._lock:
-            self._load()
-            for name in gone:
-                self._known.pop(name, None)
-                self._intact.discard(name)
-            self._known |= {name: _of_file(self.folder / name) for name in names}
-            self.inode = self.folder.stat().st_ino
-            text = json.dumps({"inode": self.inode, "files": self._known}, indent=0)
-            with atomic_write(self._file, at_once=False) as stream:
-                stream.write(sealed_text(text))
+        """Whether this file has a checksum."""
+        return name in self._checksums
 
     def names(self) -> list[str]:
         """The files that have a checksum."""
-        return list(self._known)
+        return list(self._checksums)
+
+    def add(self, names: Iterable[str], gone: Iterable[str] = ()) -> None:
+        """Keep the checksums of new files and forget those of others. The caller must hold the gallery's lock."""
+        with self._lock:
+            self._load()
+            for name in gone:
+                self._checksums.pop(name, None)
+                self._intact.discard(name)
+            self._checksums |= {name: _file_checksum(self.folder / name) for name in names}
+            self.inode = self.folder.stat().st_ino
+            with atomic_write(self._file, at_once=False) as stream:
+                stream.write(seal_text(json.dumps({"inode": self.inode, "files": self._checksums}, indent=0)))
 
     def _load(self) -> None:
         try:
-            changed = os.stat(self._file).st_mtime_ns  # noqa: PTH116 - asked at every new version
-            if changed == self._loaded:
+            mtime = os.stat(self._file).st_mtime_ns  # noqa: PTH116 - asked at every new version
+            if mtime == self._mtime:
                 return
-            content = json.loads(unsealed_text(self._file.read_bytes()))
-            self._known = {str(name): int(value) for name, value in content["files"].items()}
-            self.inode, self._loaded = int(content["inode"]), changed
+            content = json.loads(unseal_text(self._file.read_bytes()))
+            self._checksums = {str(name): int(value) for name, value in content["files"].items()}
+            self.inode, self._mtime = int(content["inode"]), mtime
         except FileNotFoundError:
             return
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             _log.warning("%s is damaged, and the table's files are not compared: kedge optimize renews it.", self._file)
 
 
-def _of_file(file: Path) -> int:
+def _file_checksum(file: Path) -> int:
     checksum = 0
     with file.open("rb", buffering=0) as stream:
         while chunk := stream.read(_CHUNK):

@@ -1,24 +1,30 @@
-"""Two-stage search over one state of a gallery: nearest anchors first, then only their lists."""
+"""Two-stage search over one snapshot of a gallery: nearest anchors first, then only their inverted lists."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
 
 from kedge.gallery.anchors import Anchors
-from kedge.gallery.lists import Lists
-from kedge.gallery.scan import Found, Slice, near, near_many
+from kedge.gallery.inverted_lists import InvertedLists
+from kedge.gallery.simd import parallel_cdist
 
 __all__ = ["Columns", "Hit", "Masks", "Part", "Result", "Snapshot"]
 
-Masks = list["np.ndarray | None"]
+Masks = Sequence["np.ndarray | None"]
 """Which rows of each part count; None: all."""
-_AT_FIRST = 1024
-"""So many anchors are put in order where it is not known how many will do."""
+_SORTED_ANCHORS = 1024
+"""Anchors that are sorted at first where it is not known how many lists hold enough candidates."""
+_BLOCK = 1 << 24
+"""Distances of a batch of queries that are held at once."""
+_ROUNDING = 1e-5
+"""Of the squared lengths: the error of |x|² − 2x·q + |q|² in single precision."""
 
 
 class Hit(NamedTuple):
@@ -50,7 +56,7 @@ class Result:
         self._columns = columns
         self._hits: list[Hit] | None = None
         self.anchors = anchors
-        """The anchors whose lists were looked at, nearest first."""
+        """The anchors whose lists were searched, nearest first."""
         self.unknown = unknown
         """Whether the query is far from every anchor; None where the gallery was not calibrated."""
         self.seconds = seconds
@@ -85,14 +91,19 @@ class Result:
 
 @dataclass(frozen=True)
 class Part:
-    """Lists with those rows marked that still count; None where all do."""
+    """Inverted lists and the mask of their rows that are not deleted; None where all are there."""
 
-    lists: Lists
+    lists: InvertedLists
     alive: np.ndarray | None = None
 
 
-_Some = tuple[Lists, Slice, Found]
-"""What was found in one list (or in all), and where."""
+class _Candidates(NamedTuple):
+    """Rows of one list (or of all, where `number` is None) and their exact squared distances."""
+
+    lists: InvertedLists
+    number: int | None
+    rows: np.ndarray
+    squares: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -104,99 +115,191 @@ class Snapshot:
     parts: tuple[Part, ...]
 
     def __len__(self) -> int:
-        return sum(len(p.lists) if p.alive is None else int(p.alive.sum()) for p in self.parts)
+        return sum(len(part.lists) if part.alive is None else int(part.alive.sum()) for part in self.parts)
 
-    def probed(self, queries: np.ndarray, probes: int, at_least: int, masks: Masks) -> list[np.ndarray]:
-        """For each query the anchors to look at: the nearest, and more until their lists hold enough items."""
-        if not at_least:
-            return list(self.anchors.nearest(queries, probes))
-        held = self.held(masks)
-        asked = max(probes, _AT_FIRST)
-        while True:
-            order = self.anchors.nearest(queries, min(asked, len(self.anchors)))
-            reached = [np.searchsorted(np.cumsum(held[row]), at_least) + 1 for row in order]
-            if asked >= len(self.anchors) or max(reached, default=0) <= asked:
-                return [row[: max(probes, count)] for row, count in zip(order, reached, strict=True)]
-            asked *= 8  # of very many anchors, seldom all are needed
+    @cached_property
+    def alive(self) -> Masks:
+        """The masks of all items."""
+        return [part.alive for part in self.parts]
 
     def search(
-        self, queries: np.ndarray, k: int, probed: list[np.ndarray] | None, masks: Masks, without: int | None = None
+        self,
+        queries: np.ndarray,
+        k: int,
+        *,
+        probes: int | None = 1,
+        min_candidates: int = 0,
+        masks: Masks | None = None,
+        exclude_id: int | None = None,
+    ) -> tuple[list[Columns], list[list[str | None]]]:
+        """The k nearest items of each query, and the names of the anchors whose lists were searched.
+
+        Searches the lists of the `probes` nearest anchors (None: all lists), and more until they hold
+        `min_candidates`; where these lists are empty, goes on to the nearest one that is not.
+        """
+        masks, names = self.alive if masks is None else masks, self.anchors.names
+        if probes is None:
+            return self.scan(queries, k, None, masks, exclude_id), [list(names)] * len(queries)
+        probes = min(probes, len(names))
+        probed = self._probe(queries, probes, min_candidates, masks)
+        hits = self.scan(queries, k, probed, masks, exclude_id)
+        empty = [row for row, columns in enumerate(hits) if not columns.ids]
+        if empty:
+            candidates = 1 if exclude_id is None else 2  # the excluded item counts as one
+            farther = self._probe(queries[empty], probes, candidates, masks)
+            farther_hits = self.scan(queries[empty], k, farther, masks, exclude_id)
+            for row, numbers, columns in zip(empty, farther, farther_hits, strict=True):
+                probed[row], hits[row] = numbers, columns
+        return hits, [[names[number] for number in numbers.tolist()] for numbers in probed]
+
+    def _probe(self, queries: np.ndarray, probes: int, min_candidates: int, masks: Masks) -> list[np.ndarray]:
+        """For each query the lists to search: the nearest, and more until they hold enough candidates."""
+        if not min_candidates:
+            return list(self.anchors.nearest(queries, probes))
+        sizes = self.list_sizes(masks)
+        count = max(probes, _SORTED_ANCHORS)
+        while True:
+            order = self.anchors.nearest(queries, min(count, len(self.anchors)))
+            needed = [np.searchsorted(np.cumsum(sizes[row]), min_candidates) + 1 for row in order]
+            if count >= len(self.anchors) or max(needed, default=0) <= count:
+                return [row[: max(probes, lists)] for row, lists in zip(order, needed, strict=True)]
+            count *= 8  # of very many anchors, seldom all are needed
+
+    def list_sizes(self, masks: Masks | None = None) -> np.ndarray:
+        """How many items each list holds."""
+        sizes = np.zeros(len(self.anchors), np.int64)
+        for part, mask in zip(self.parts, self.alive if masks is None else masks, strict=True):
+            offsets = part.lists.offsets
+            counts = np.diff(offsets) if mask is None else np.diff(np.concatenate([[0], np.cumsum(mask)])[offsets])
+            sizes[: len(counts)] += counts
+        return sizes
+
+    def scan(
+        self,
+        queries: np.ndarray,
+        k: int,
+        probed: list[np.ndarray] | None,
+        masks: Masks | None = None,
+        exclude_id: int | None = None,
     ) -> list[Columns]:
-        """For each query the k nearest items that no mask leaves out, in its lists or (None) in all of them."""
-        wanted = k if without is None else k + 1
-        found: list[list[_Some]] = [[] for _ in queries]
-        for part, mask in zip(self.parts, masks, strict=True):
+        """The k nearest items of each query in its probed lists, or (None) in all of them."""
+        count = k if exclude_id is None else k + 1
+        candidates: list[list[_Candidates]] = [[] for _ in queries]
+        for part, mask in zip(self.parts, self.alive if masks is None else masks, strict=True):
             lists = part.lists
             if probed is None:
-                lists.prepare_all()
+                lists.verify()
             else:
-                for places in probed:
-                    lists.prepare(places.tolist())
-            for where, rows in _asked(lists, len(queries), probed):
-                if where.start == where.end or not rows:
+                for numbers in probed:
+                    lists.prefetch(numbers.tolist())
+            for number, asking in _queries_by_list(len(queries), probed):
+                start, end = (0, len(lists)) if number is None else lists.bounds(number)
+                if start == end or not asking:
                     continue
-                if len(rows) == 1:
-                    found[rows[0]].append((lists, where, near(lists, where, queries[rows[0]], wanted, mask)))
+                if len(asking) == 1:
+                    near = _scan_list(lists, start, end, queries[asking[0]], count, mask)
+                    candidates[asking[0]].append(_Candidates(lists, number, *near))
                     continue
-                for row, some in zip(rows, near_many(lists, where, queries[rows], wanted, mask), strict=True):
-                    found[row] += [(lists, where, one) for one in some]
-        return [self._ranked(one, k, without) for one in found]
+                for row, rows, squares in _scan_list_batch(lists, start, end, queries[asking], count, mask):
+                    candidates[asking[row]].append(_Candidates(lists, number, rows, squares))
+        return [self._rank(of_query, k, exclude_id) for of_query in candidates]
 
-    def _ranked(self, found: list[_Some], k: int, without: int | None) -> Columns:
-        """What was found in all parts by distance, ties by id."""
-        if len(found) == 1 and without is None:
-            lists, where, (rows, squares) = found[0]
-            # A list's rows stand in order of their ids; those of all lists do not.
-            if where.place is not None:
+    def _rank(self, candidates: list[_Candidates], k: int, exclude_id: int | None) -> Columns:
+        """Candidates of all lists and parts by distance, ties by id."""
+        if len(candidates) == 1 and exclude_id is None:
+            lists, number, rows, squares = candidates[0]
+            # The rows of a list are in order of their ids; those of all lists are not.
+            if number is not None:
                 order = squares.argsort(kind="stable")[:k]
             else:
                 order = np.lexsort((lists.ids.take(rows), squares))[:k]
-            return self._columns(lists, where, rows.take(order), squares.take(order))
-        ids = np.concatenate([*(lists.ids.take(one.rows + at.start) for lists, at, one in found), np.empty(0, int)])
-        squares = np.concatenate([*(one.squares for *_, one in found), np.empty(0, np.float32)])
+            return self._columns(lists, number, rows.take(order), squares.take(order))
+        ids = np.concatenate([*(lists.ids.take(rows) for lists, _, rows, _ in candidates), np.empty(0, int)])
+        squares = np.concatenate([*(part.squares for part in candidates), np.empty(0, np.float32)])
         order = np.lexsort((ids, squares))
-        if without is not None:
-            order = order[ids[order] != without]
+        if exclude_id is not None:
+            order = order[ids[order] != exclude_id]
         order = order[:k]
         table = np.empty((len(order), len(Columns._fields)), dtype=object)
         first = 0
-        for lists, where, (rows, some) in found:
+        for lists, number, rows, part_squares in candidates:
             ranks = np.flatnonzero((order >= first) & (order < first + len(rows)))
             if len(ranks):
-                spots = order[ranks] - first
-                for field, values in enumerate(self._columns(lists, where, rows[spots], some[spots])):
+                chosen = order[ranks] - first
+                columns = self._columns(lists, number, rows[chosen], part_squares[chosen])
+                for field, values in enumerate(columns):
                     table[ranks, field] = values
             first += len(rows)
         return Columns(*table.T.tolist())
 
-    def _columns(self, lists: Lists, where: Slice, rows: np.ndarray, squares: np.ndarray) -> Columns:
-        homes: Sequence[str | None]
-        if where.place is None:
-            places = lists.offsets.searchsorted(rows, side="right") - 1
-            homes = [self.anchors.names[home] for home in places.tolist()]
+    def _columns(self, lists: InvertedLists, number: int | None, rows: np.ndarray, squares: np.ndarray) -> Columns:
+        anchors: Sequence[str | None]
+        if number is None:
+            numbers = lists.offsets.searchsorted(rows, side="right") - 1
+            anchors = [self.anchors.names[of_row] for of_row in numbers.tolist()]
         else:
-            homes = (self.anchors.names[where.place],) * len(rows)
-        ids, paths, labels = lists.describe(rows + where.start)
-        return Columns(ids, paths, labels, np.sqrt(squares).tolist(), homes)
-
-    def held(self, masks: Masks) -> np.ndarray:
-        """How many items each list holds."""
-        held = np.zeros(len(self.anchors), np.int64)
-        for part, mask in zip(self.parts, masks, strict=True):
-            offsets = part.lists.offsets
-            counts = np.diff(offsets) if mask is None else np.diff(np.concatenate([[0], np.cumsum(mask)])[offsets])
-            held[: len(counts)] += counts
-        return held
+            anchors = (self.anchors.names[number],) * len(rows)
+        return Columns(*lists.describe(rows), np.sqrt(squares).tolist(), anchors)
 
 
-def _asked(lists: Lists, queries: int, probed: list[np.ndarray] | None) -> Iterable[tuple[Slice, list[int]]]:
-    """Which queries look at which rows."""
+def _queries_by_list(queries: int, probed: list[np.ndarray] | None) -> Iterable[tuple[int | None, list[int]]]:
+    """The lists to scan (None: all), and the queries that probe each."""
     if probed is None:
-        return [(Slice(None, 0, len(lists)), list(range(queries)))]
+        return [(None, list(range(queries)))]
     if queries == 1:
-        return [(lists.list_at(place), [0]) for place in probed[0].tolist()]
-    askers: dict[int, list[int]] = {}
-    for row, places in enumerate(probed):
-        for place in places.tolist():
-            askers.setdefault(place, []).append(row)
-    return [(lists.list_at(place), rows) for place, rows in askers.items()]
+        return [(number, [0]) for number in probed[0].tolist()]
+    asking: dict[int, list[int]] = {}
+    for row, numbers in enumerate(probed):
+        for number in numbers.tolist():
+            asking.setdefault(number, []).append(row)
+    return list(asking.items())
+
+
+def _scan_list(
+    lists: InvertedLists, start: int, end: int, query: np.ndarray, k: int, mask: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """At least the k nearest rows of one query and their squared distances, by row."""
+    squares = parallel_cdist(query[None], lists.vectors[start:end])
+    rows = _k_nearest(squares, k, None if mask is None else mask[start:end])
+    return rows + start, squares.take(rows)
+
+
+def _scan_list_batch(
+    lists: InvertedLists, start: int, end: int, queries: np.ndarray, k: int, mask: np.ndarray | None
+) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """The same for several queries, which share a matrix product; each with the number of its query."""
+    norms = np.einsum("ij,ij->i", queries, queries)
+    lengths = np.sqrt(norms).tolist()
+    step = max(1, _BLOCK // len(queries))
+    for first in range(start, end, step):
+        last = min(end, first + step)
+        squares = queries @ lists.vectors[first:last].T
+        squares *= -2
+        squares += lists.norms[first:last]
+        squares += norms[:, None]
+        allowed = None if mask is None else mask[first:last]
+        for number, length in enumerate(lengths):
+            rows = _k_nearest(squares[number], k, allowed, length) + first
+            # The product loses digits near zero: the candidates are computed again, by differences.
+            yield number, rows, parallel_cdist(queries[number][None], lists.vectors.take(rows, axis=0))
+
+
+def _k_nearest(squares: np.ndarray, k: int, mask: np.ndarray | None, length: float | None = None) -> np.ndarray:
+    """The rows that may be among the k nearest of those that the mask allows, ascending.
+
+    With the `length` of the query, `squares` come from a matrix product and may be off by its rounding error.
+    """
+    rows = None if mask is None else np.flatnonzero(mask)
+    if rows is not None:
+        squares = squares[rows]
+    if k >= len(squares):
+        return np.arange(len(squares)) if rows is None else rows
+    partitioned = squares.copy()
+    partitioned.partition(k - 1)
+    limit = partitioned[k - 1]
+    if length is not None:
+        # A row nearer than the k-th is no longer than this, and so are the digits it can have lost.
+        kth = max(0.0, float(limit))
+        limit = kth + 2 * _ROUNDING * ((length + math.sqrt(kth)) ** 2 + length**2)
+    nearest: np.ndarray = (squares <= limit).nonzero()[0]
+    return nearest if rows is None else rows[nearest]

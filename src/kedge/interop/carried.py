@@ -16,8 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from kedge.errors import DataError, KedgeError
-from kedge.gallery.folder import ListKind
-from kedge.gallery.precision import PRECISIONS, Precision
+from kedge.gallery.manifest import ListKind
 
 __all__ = ["HOME", "VECTOR", "Carried", "Rows", "first_line", "gathered", "matrix", "reading", "vector_column"]
 
@@ -50,7 +49,8 @@ class Carried:
     classes: tuple[str, ...]
     model: str | None
     """The fingerprint of the model that embeds its pictures."""
-    precision: Precision
+    precision: str
+    """Of the lists, in files of earlier releases; now always float32."""
     thumbnails: int
     calibration: dict[str, Any] | None
     next_id: int
@@ -78,7 +78,6 @@ class Carried:
             found = cls(**said, anchors=np.ascontiguousarray(anchors, np.float32).reshape(-1, int(said["dim"])))
             fits = (
                 found.lists in get_args(ListKind)
-                and found.precision in PRECISIONS
                 and 0 <= found.learned <= len(found.names) == len(found.anchors)
                 and (not found.learned or found.names[: found.learned] == found.classes)
                 and np.isfinite(found.anchors).all()

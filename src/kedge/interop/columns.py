@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kedge.errors import ConfigError, DataError
-from kedge.gallery.record import COLUMNS
+from kedge.gallery.schema import COLUMNS
 from kedge.interop.carried import VECTOR, Rows, first_line, matrix, vector_column
 
 __all__ = ["chosen", "dim_of"]

@@ -15,12 +15,12 @@ import pyarrow as pa
 
 from kedge.errors import ConfigError, DataError, GalleryError, KedgeError
 from kedge.gallery import Gallery
-from kedge.gallery.anchor_index import MANY, AnchorIndex
+from kedge.gallery.anchor_index import MIN_ANCHORS, AnchorIndex, k_means
 from kedge.gallery.anchors import Anchors
 from kedge.gallery.calibration import Calibration, save_calibration
-from kedge.gallery.kmeans import k_means
-from kedge.gallery.lists import write_lists
-from kedge.gallery.record import COLUMNS, Record
+from kedge.gallery.inverted_lists import write_lists
+from kedge.gallery.schema import COLUMNS
+from kedge.gallery.table import Table
 from kedge.interop.carried import HOME, VECTOR, Carried, Rows, first_line, gathered, matrix
 from kedge.interop.columns import dim_of
 from kedge.model import Model
@@ -68,20 +68,19 @@ def fill_again(folder: Path, source: Path, rows: Rows, carried: Carried, model: 
         classes=None if model is not None else carried.classes,
         dim=None if model is not None or own is not None else carried.dim,
         lists=carried.lists,
-        precision=carried.precision,
         thumbnails=carried.thumbnails,
     )
     with gallery.writing() as record:
-        record.reserve(carried.next_id)
+        record.reserve_ids(carried.next_id)
         ids, homes = _write(gallery, record, source, rows)
         if len(ids) and (ids.min() < 0 or ids.max() >= carried.next_id or len(np.unique(ids)) < len(ids)):
             raise DataError(f"{source} is damaged: its ids are not those of a gallery.")
         if len(homes) and (homes.min() < 0 or homes.max() >= len(carried.names)):
             raise DataError(f"{source} is damaged: it names lists that it has no anchors for.")
-        index = AnchorIndex.build(carried.anchors) if len(carried.anchors) >= MANY else None
+        index = AnchorIndex.build(carried.anchors) if len(carried.anchors) >= MIN_ANCHORS else None
         anchors = _Told(carried.anchors, carried.names, carried.learned, index, iter(homes))
         by_label = carried.lists == "label"
-        write_lists(folder / "lists", record, anchors, by_label=by_label, precision=carried.precision)
+        write_lists(folder / "lists", record, anchors, by_label=by_label)
     if carried.calibration is not None:
         save_calibration(folder, Calibration(**carried.calibration))
 
@@ -98,7 +97,7 @@ class _Told(Anchors):
         return np.fromiter(islice(self.homes, len(embeddings)), np.int32, len(embeddings))
 
 
-def _write(gallery: Gallery, record: Record, source: Path, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
+def _write(gallery: Gallery, record: Table, source: Path, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
     """Commit rows, all at once; their ids and, where they say so, their lists."""
     others = [one for one in rows.schema if one.name not in (*COLUMNS, HOME)]
     record.add_columns({one.name: pa.array([], one.type) for one in others})
@@ -108,11 +107,11 @@ def _write(gallery: Gallery, record: Record, source: Path, rows: Rows) -> tuple[
         if not len(batch):
             continue
         columns = {name: batch.column(name) for name in batch.schema.names}
-        columns[VECTOR] = gallery.checked(matrix(columns[VECTOR], dim_of(rows), source, seen))
+        columns[VECTOR] = gallery.check_vectors(matrix(columns[VECTOR], dim_of(rows), source, seen))
         if HOME in columns:
             homes.append(np.asarray(columns.pop(HOME), np.int32))
         if "id" not in columns:
-            first = record.reserve(len(batch))
+            first = record.reserve_ids(len(batch))
             columns["id"] = pa.array(np.arange(first, first + len(batch)))
         if "path" in columns and any("\0" in path for path in columns["path"].drop_null().to_pylist()):
             raise DataError(f"{source} holds a path with a NUL character.")

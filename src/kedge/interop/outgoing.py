@@ -12,7 +12,7 @@ import pyarrow as pa
 from kedge.errors import ConfigError
 from kedge.gallery import Gallery
 from kedge.gallery.checksums import CHECKSUM
-from kedge.gallery.search import Snapshot
+from kedge.gallery.items import Items
 from kedge.interop.carried import HOME, Carried, Rows
 
 __all__ = ["state_of"]
@@ -20,10 +20,11 @@ __all__ = ["state_of"]
 
 def state_of(gallery: Gallery) -> tuple[Carried, Rows]:
     """The newest state of a gallery and its rows, which stay what they are, whoever writes meanwhile."""
-    snapshot = gallery.checked_snapshot()
-    record = lance.dataset(gallery.place.record, version=snapshot.version)
-    ids, homes = _homes(snapshot)
-    counted = gallery.place.read("next_id") if gallery.place.address is None else None
+    snapshot = gallery.verified_snapshot()
+    record = lance.dataset(gallery.location.table_uri, version=snapshot.version)
+    items = Items(snapshot)
+    ids, homes = items.ids, items.lists
+    counted = gallery.location.read("next_id") if gallery.location.url is None else None
     carried = Carried(
         dim=gallery.dim,
         lists=gallery.lists,
@@ -40,7 +41,7 @@ def state_of(gallery: Gallery) -> tuple[Carried, Rows]:
     names = [name for name in record.schema.names if name not in ("hash", "thumbnail", CHECKSUM)]
     names += [name for name in ("hash", "thumbnail") if record.count_rows(f"{name} IS NOT NULL")]
     if HOME in names:
-        raise ConfigError(f"{gallery.place} has metadata called {HOME}, the name that exports need for the lists.")
+        raise ConfigError(f"{gallery.location} has metadata called {HOME}, the name that exports need for the lists.")
     schema = pa.schema([*(record.schema.field(name) for name in names), pa.field(HOME, pa.int32())])
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -49,17 +50,3 @@ def state_of(gallery: Gallery) -> tuple[Carried, Rows]:
             yield pa.RecordBatch.from_arrays([*(batch.column(name) for name in names), home], schema=schema)
 
     return carried, Rows(schema, record.count_rows(), batches)
-
-
-def _homes(snapshot: Snapshot) -> tuple[np.ndarray, np.ndarray]:
-    """The ids of all items, ascending, and the list that each is in."""
-    ids, homes = [np.empty(0, np.int64)], [np.empty(0, np.int32)]
-    for part in snapshot.parts:
-        offsets = part.lists.offsets
-        places = np.repeat(np.arange(len(offsets) - 1, dtype=np.int32), np.diff(offsets))
-        alive = slice(None) if part.alive is None else part.alive
-        ids.append(np.asarray(part.lists.ids)[alive])
-        homes.append(places[alive])
-    together = np.concatenate(ids)
-    order = np.argsort(together)
-    return together[order], np.concatenate(homes)[order]

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from kedge.errors import ConfigError
+from kedge.gallery.anchor_index import k_means
 from kedge.gallery.anchors import Anchors
-from kedge.gallery.kmeans import k_means
-from kedge.gallery.lists import Lists
+from kedge.gallery.inverted_lists import InvertedLists
 from kedge.gallery.search import Part, Snapshot
 from kedge.interop.fitting import Fitted, Head, fit_head
 
@@ -217,7 +217,7 @@ class KedgeRetriever(_Embedding):
         anchors = Anchors(self.anchors_.astype(np.float32), (None,) * len(self.anchors_), len(self.anchors_))
         homes = anchors.nearest(vectors, 1)[:, 0] if codes is None else codes
         nothing = [None] * len(X)
-        lists = Lists.in_memory(homes, len(anchors), np.arange(len(X)), vectors, nothing, nothing)
+        lists = InvertedLists.in_memory(homes, len(anchors), np.arange(len(X)), vectors, nothing, nothing)
         self._searched = Snapshot(0, anchors, (Part(lists),))
         return self
 
@@ -243,10 +243,8 @@ class KedgeRetriever(_Embedding):
         if not self.probes >= 1:
             raise ConfigError(f"probes must be at least 1, found {self.probes}.")
         queries = self._own() if X is None else self._embedded(self._known(X)).astype(np.float32)
-        masks: list[np.ndarray | None] = [None]
-        probes = min(self.probes, len(self.anchors_))
-        probed = self._searched.probed(queries, probes, count + more, masks)
-        results = self._searched.search(queries, count + more, probed, masks)
+        total = count + more
+        results, _ = self._searched.search(queries, total, probes=self.probes, min_candidates=total)
         numbers = np.array([found.ids for found in results], dtype=np.int64)
         distances = np.array([found.distances for found in results], dtype=np.float64)
         if X is None:

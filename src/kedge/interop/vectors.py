@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from kedge.deprecation import renamed_keywords
 from kedge.errors import ConfigError, DataError, GalleryError
 from kedge.gallery import Gallery
-from kedge.gallery.folder import ListKind, taken
-from kedge.gallery.place import Place
-from kedge.gallery.precision import Precision
+from kedge.gallery.location import Location
+from kedge.gallery.manifest import ListKind, is_taken
 from kedge.interop.arrays import read_arrays, write_npz
 from kedge.interop.carried import Carried, Rows, first_line
 from kedge.interop.columns import chosen, dim_of
@@ -59,6 +59,7 @@ def export_gallery(gallery: Gallery | str | Path, path: str | Path, *, overwrite
     return final
 
 
+@renamed_keywords(precision=None)
 def import_gallery(
     path: str | Path,
     source: str | Path,
@@ -70,7 +71,6 @@ def import_gallery(
     anchors: int | np.ndarray | None = None,
     classes: Sequence[str] | None = None,
     lists: ListKind | None = None,
-    precision: Precision | None = None,
 ) -> Gallery:
     """Make a gallery of a file of vectors: one that `export_gallery` wrote, or one of somebody else's.
 
@@ -87,12 +87,12 @@ def import_gallery(
     If anything is wrong, nothing is left behind.
     """
     folder, file = _local("path", path), _local("source", source)
-    if taken(Place(folder)):
+    if is_taken(Location(folder)):
         raise GalleryError(f"{folder} is there already: choose another path.")
     rows, carried, centroids = _read(file, vectors)
     columns = {"vectors": vectors, "labels": labels, "paths": paths}
     if carried is not None:
-        given = {**columns, "anchors": anchors, "classes": classes, "lists": lists, "precision": precision}
+        given = {**columns, "anchors": anchors, "classes": classes, "lists": lists}
         for name in (name for name, value in given.items() if value is not None):
             raise ConfigError(f"{file} says for itself how its gallery was made: leave {name} out.")
         with made(folder) as making:
@@ -106,7 +106,7 @@ def import_gallery(
     else:
         about = {"model": model}
     with made(folder) as making:
-        fill(Gallery.create(making, lists=lists or "label", precision=precision or "float32", **about), file, incoming)
+        fill(Gallery.create(making, lists=lists or "label", **about), file, incoming)
     return Gallery.open(folder, model)
 
 

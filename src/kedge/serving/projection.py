@@ -48,7 +48,8 @@ class Projection:
         if not len(embeddings):
             return np.zeros((0, 2))
         placed = self._transform((embeddings.astype(np.float64) - self._centre) / self._scale)
-        return np.clip(0.95 * (placed - self._middle) / self._reach, -1, 1)
+        coordinates: np.ndarray = np.clip(0.95 * (placed - self._middle) / self._reach, -1, 1)
+        return coordinates
 
 
 def _pca(points: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from kedge.errors import ConfigError, PictureError
 from kedge.gallery import Gallery, Result
-from kedge.gallery.calibration import load_calibration
 from kedge.gallery.checksums import DamagedLists
 from kedge.gallery.gallery import Method
 from kedge.io import atomic_write
@@ -66,8 +65,6 @@ class Service:
         self._mutex = threading.Lock()
         self._catalogue: Catalogue | None = None
         self._touched = -math.inf
-        self._calibration_file = self.gallery.path / "calibration.json"
-        self._calibration_written: int | None = None
         self.projection = ProjectionCache()
         self.ready = False
         """Whether queries can be answered."""
@@ -157,22 +154,11 @@ class Service:
         """Search one version of the gallery."""
         quoted = ", ".join("'" + label.replace("'", "''") + "'" for label in labels)
         where = f"label IN ({quoted})" if labels else None
-        self._refresh_calibration()
         [result] = self.gallery.search_embeddings(
-            vector[None], k, method, probes, where=where, without=exclude_id, snapshot=catalogue.snapshot
+            vector[None], k, method, probes, where=where, exclude_id=exclude_id, snapshot=catalogue.snapshot
         )
         self.metrics.searched.labels(method).observe(result.seconds)
         return result
-
-    def _refresh_calibration(self) -> None:
-        """Read the calibration anew where another process has written it."""
-        try:
-            written = self._calibration_file.stat().st_mtime_ns
-        except OSError:
-            written = None
-        if written != self._calibration_written:
-            self.gallery.calibration = load_calibration(self.gallery.path)
-            self._calibration_written = written
 
     # ------------------------------------------------------------------ looking
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from http import HTTPStatus
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from fastapi import APIRouter, Query, Request, Response
@@ -21,7 +21,7 @@ __all__ = ["router_of"]
 
 _LABEL = r"^[^\x00-\x1f\x7f-\x9f]+$"
 """Not empty, and nothing that steers a terminal."""
-_JPEG = {
+_JPEG: dict[int | str, dict[str, Any]] = {
     200: {"content": {"image/jpeg": {}}, "description": "A small copy."},
     304: {"description": "The one that is known."},
 }
@@ -97,14 +97,15 @@ def _listed(service: Service, label: str | None, after: int, limit: int) -> sche
     catalogue = service.catalogue()
     selected = catalogue.ids > after
     if label is not None:
-        row = catalogue.names.index(label) if label in catalogue.names else -2
-        selected &= catalogue.labels == row
-    rows = np.flatnonzero(selected)
-    items = [
-        schemas.Item(id=item.id, name=shown_name(item.path), label=item.label, metadata={})
-        for item in catalogue.listed(rows[:limit])
-    ]
-    return schemas.Items(items=items, next=items[-1].id if len(rows) > limit else None)
+        names = catalogue.label_names
+        selected &= catalogue.labels == (names.index(label) if label in names else -2)
+    positions = np.flatnonzero(selected)
+    items = []
+    for position in positions[:limit].tolist():
+        path, own_label = catalogue.describe(position)
+        id = int(catalogue.ids[position])
+        items.append(schemas.Item(id=id, name=shown_name(path), label=own_label, metadata={}))
+    return schemas.Items(items=items, next=items[-1].id if len(positions) > limit else None)
 
 
 def _described(service: Service, id: int) -> schemas.Item:

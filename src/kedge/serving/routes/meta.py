@@ -87,10 +87,10 @@ def _info(service: Service) -> schemas.Info:
         )
     changed = versions[-1].time.astimezone(UTC).isoformat(timespec="seconds") if versions else None
     return schemas.Info(
-        name=gallery.place.name,
+        name=gallery.location.name,
         version=kedge.__version__,
         items=len(catalogue),
-        classes=len(catalogue.names),
+        classes=len(catalogue.label_names),
         dim=gallery.dim,
         lists=gallery.lists,
         precision=gallery.precision,
@@ -105,7 +105,7 @@ def _info(service: Service) -> schemas.Info:
 
 def _classes(service: Service) -> schemas.Classes:
     catalogue = service.catalogue()
-    counts = zip(catalogue.names, catalogue.counts.tolist(), strict=True)
+    counts = zip(catalogue.label_names, catalogue.label_counts.tolist(), strict=True)
     return schemas.Classes(
         classes=[schemas.Counted(name=name, items=items) for name, items in counts],
         unlabelled=int((catalogue.labels < 0).sum()),
@@ -114,12 +114,12 @@ def _classes(service: Service) -> schemas.Classes:
 
 def _anchors(service: Service) -> schemas.Anchors:
     catalogue = service.catalogue()
-    return schemas.Anchors(anchors=[_anchor_list(catalogue, anchor) for anchor in range(len(catalogue.held))])
+    return schemas.Anchors(anchors=[_anchor_list(catalogue, anchor) for anchor in range(len(catalogue.list_sizes))])
 
 
 def _typical(service: Service, anchor: int, k: int) -> schemas.Typical:
     catalogue = service.catalogue()
-    if anchor >= len(catalogue.held):
+    if anchor >= len(catalogue.list_sizes):
         raise Refused(HTTPStatus.NOT_FOUND, f"There is no anchor {anchor}.")
     hits = hit_schemas(catalogue.typical(anchor, k))
     return schemas.Typical(**_anchor_list(catalogue, anchor).model_dump(), typical=hits)
@@ -127,7 +127,7 @@ def _typical(service: Service, anchor: int, k: int) -> schemas.Typical:
 
 def _anchor_list(catalogue: Catalogue, anchor: int) -> schemas.AnchorList:
     name = catalogue.snapshot.anchors.names[anchor]
-    return schemas.AnchorList(anchor=anchor, name=name, items=int(catalogue.held[anchor]))
+    return schemas.AnchorList(anchor=anchor, name=name, items=int(catalogue.list_sizes[anchor]))
 
 
 def _map(service: Service, limit: int) -> schemas.GalleryMap:
@@ -137,7 +137,7 @@ def _map(service: Service, limit: int) -> schemas.GalleryMap:
     x, y = projection.place(catalogue.vectors(rows)).round(4).T.tolist()
     anchors = zip(catalogue.snapshot.anchors.names, projection.anchors.tolist(), strict=True)
     return schemas.GalleryMap(
-        classes=catalogue.names,
+        classes=catalogue.label_names,
         anchors=[schemas.MapAnchor(anchor=row, name=name, x=x, y=y) for row, (name, (x, y)) in enumerate(anchors)],
         items=schemas.MapItems(id=catalogue.ids[rows].tolist(), x=x, y=y, label=catalogue.labels[rows].tolist()),
         total=len(catalogue),

@@ -90,7 +90,7 @@ def _answer(
     vector = service.vector(catalogue, query) if isinstance(query, int) else query
     anchors = catalogue.snapshot.anchors
     nearest = anchors.nearest(vector[None], min(max(probes, _NEAREST_ANCHORS), len(anchors)))[0]
-    compared = {"two_stage": catalogue.held[nearest[:probes]].sum(), "brute_force": len(catalogue)}
+    compared = {"two_stage": catalogue.list_sizes[nearest[:probes]].sum(), "brute_force": len(catalogue)}
     # One method after the other, so that neither is in the other's way.
     results = [service.search(catalogue, vector, k, how, probes, labels, exclude_id) for how in methods]
     searches = [

@@ -17,9 +17,8 @@ from kedge.cli import app
 from kedge.errors import ConfigError, DataError, KedgeError
 from kedge.gallery import Gallery
 from kedge.model import Model
-from kedge.scale import index_with_ray
-from kedge.scale.pieces import CHUNK, Item
-from kedge.scale.sources import list_source
+from kedge.ray import index_with_ray
+from kedge.ray.sources import CHUNK, Item, list_source
 
 
 @pytest.fixture(scope="session")
@@ -47,7 +46,7 @@ def hits(printed: str) -> list[tuple[int, str, float]]:
 
 def items(source: Path) -> list[Item]:
     listing = list_source(source)
-    chunks = [chunk for piece in listing.pieces for chunk in piece.chunks()]
+    chunks = [chunk for piece in listing.shards for chunk in piece.chunks()]
     assert [start for start, _ in chunks] == np.cumsum([0, *(len(some) for _, some in chunks)]).tolist()[:-1]
     assert all(len(some) <= CHUNK for _, some in chunks)
     found = [item for _, some in chunks for item in some]

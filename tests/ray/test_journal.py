@@ -6,20 +6,20 @@ import pytest
 
 from kedge.gallery import Gallery
 from kedge.model import Model
-from kedge.scale.journal import Entry, Journal
-from kedge.scale.pieces import FilePiece
-from kedge.scale.stages import Embedder, Reader, Work, Writer, packed, unpacked
+from kedge.ray.index import Decoder, Embedder, Task, Writer, pack, unpack
+from kedge.ray.journal import Entry, Journal
+from kedge.ray.sources import FileShard
 
 
 def one(gallery: Gallery, first: int, files: list[Path]) -> Entry:
     """A chunk through all stages, in this process."""
     model = gallery.model
     assert model is not None
-    work = Work(FilePiece(0, [str(file) for file in files], ["a"] * len(files)), {}, "state", frozenset())
-    [rows] = Reader(first, model.preprocessing, gallery.thumbnails)(packed(work))
+    work = Task(FileShard(0, [str(file) for file in files], ["a"] * len(files)), {}, "state", frozenset())
+    [rows] = Decoder(first, model.preprocessing, gallery.thumbnails)(pack(work))
     embedder = Embedder.__new__(Embedder)
     embedder._model = model
-    [entry] = unpacked(Writer(gallery.place, gallery.dim, first)(embedder(rows)))
+    [entry] = unpack(Writer(gallery.place, gallery.dim, first)(embedder(rows)))
     assert isinstance(entry, Entry)
     return entry
 

@@ -1,4 +1,4 @@
-"""What the workers have finished, kept beside the record until it is committed, so that a killed run continues."""
+"""What the workers have finished, kept beside the table until it is committed, so that a killed run resumes."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _READERS = 16
 
 @dataclass
 class Entry:
-    """What became of the pictures of one chunk, the first of which is `start` in the listing."""
+    """The result for one chunk of images, the first of which is `start` in the listing."""
 
     start: int
     count: int
     state: str
-    """What the record held of these pictures before: with another state, the chunk is looked at again."""
+    """What the table held of these images before: with another state, the chunk is processed again."""
     ids: list[int] = field(default_factory=list)
     replaced: list[int] = field(default_factory=list)
     skipped: list[tuple[str, str]] = field(default_factory=list)
@@ -36,12 +36,12 @@ class Entry:
     @property
     def fragments(self) -> list[FragmentMetadata]:
         """Its rows, as they can be committed."""
-        return [FragmentMetadata.from_json(json.dumps(one)) for one in self.written]
+        return [FragmentMetadata.from_json(json.dumps(fragment)) for fragment in self.written]
 
     @property
     def files(self) -> set[str]:
-        """The names of the record's files that hold them."""
-        return {one["path"] for fragment in self.written for one in fragment["files"]}
+        """The data files of the table that hold them."""
+        return {file["path"] for fragment in self.written for file in fragment["files"]}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Entry:
@@ -62,8 +62,8 @@ class Journal:
 
     def resume(self, digest: str, version: int) -> bool:
         """Whether there is a plan for this listing that was not committed; it is taken up, any other is removed."""
-        plan = _json(self._files.read(_PLAN))
-        # A driver killed while it committed may have succeeded: then the record has another version by now.
+        plan = _parse(self._files.read(_PLAN))
+        # A driver killed while it committed may have succeeded: then the table has another version by now.
         if plan.get("digest") == digest and plan["committing"] in (None, version):
             self.first = int(plan["first"])
             return True
@@ -71,7 +71,7 @@ class Journal:
         return False
 
     def begin(self, digest: str, first: int, *, committing: int | None = None) -> None:
-        """Write down which listing has which ids and, at the end, the version that is about to change."""
+        """Record which listing has which ids and, at the end, the version that is about to change."""
         self.first = first
         plan = {"digest": digest, "first": first, "committing": committing}
         self._files.write(_PLAN, json.dumps(plan).encode())
@@ -81,24 +81,27 @@ class Journal:
         self._files.write(f"{_FOLDER}/{self.first}/{entry.start:012d}.json", json.dumps(asdict(entry)).encode())
 
     def entries(self, state_at: Callable[[int], str]) -> dict[int, Entry]:
-        """What is finished, by its start: of pictures in the state they were in then, and with all its files there."""
+        """Finished chunks by their start: of images in the state they were in then, and with all files there."""
         folder = f"{_FOLDER}/{self.first}"
         names = [name for name in self._files.names(folder) if name.endswith(".json")]
         there = set(self._files.names("record.lance/data")) if names else set()
         with ThreadPoolExecutor(_READERS) as pool:
-            found = [_json(content) for content in pool.map(lambda name: self._files.read(f"{folder}/{name}"), names)]
-        entries = [Entry.from_json(one) for one in found if one]
-        return {one.start: one for one in entries if state_at(one.start) == one.state and one.files <= there}
+            contents = [
+                _parse(content) for content in pool.map(lambda name: self._files.read(f"{folder}/{name}"), names)
+            ]
+        entries = [Entry.from_json(content) for content in contents if content]
+        valid = [entry for entry in entries if state_at(entry.start) == entry.state and entry.files <= there]
+        return {entry.start: entry for entry in valid}
 
     def remove(self) -> None:
-        """Forget everything: it is committed, or nobody will ask for it."""
+        """Remove everything: it is committed, or of another run."""
         self._files.remove(_FOLDER)
 
 
-def _json(content: bytes | None) -> dict[str, Any]:
+def _parse(content: bytes | None) -> dict[str, Any]:
     """Nothing where a power cut left half of it."""
     try:
-        found: dict[str, Any] = json.loads(content or b"{}")
+        values: dict[str, Any] = json.loads(content or b"{}")
     except ValueError:
         return {}
-    return found
+    return values

@@ -1,4 +1,4 @@
-"""The Ray cluster that the work runs on: one that is there, or one started here for as long as it takes."""
+"""The Ray cluster: one that is running, or one started here for as long as the work takes."""
 
 from __future__ import annotations
 
@@ -12,61 +12,58 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from kedge.deps import require
 from kedge.errors import ConfigError, GalleryError, KedgeError
 
-__all__ = ["Cluster", "connected"]
+__all__ = ["Cluster", "connect"]
 
-_OBJECTS = 1 << 30
-"""Bytes that a cluster started here keeps for what goes from one worker to the next."""
-_SECONDS = 5.0
-"""So long a cluster may take to answer."""
+_OBJECT_STORE = 1 << 30
+"""Bytes of the object store of a cluster started here."""
+_CONNECT_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """What there is to work with."""
+    """The resources of a cluster."""
 
     cpus: float
     gpus: float
 
     @property
     def embedders(self) -> int:
-        """How many copies of a model keep it busy."""
+        """Copies of a model that keep it busy."""
         return max(1, int(self.gpus or self.cpus))
 
     @property
     def workers(self) -> int:
-        """How many processes keep it busy."""
+        """Processes that keep it busy."""
         return max(1, int(self.cpus))
 
 
 @contextmanager
-def connected(address: str | None = None, workers: int | None = None) -> Iterator[Cluster]:
+def connect(address: str | None = None, workers: int | None = None) -> Iterator[Cluster]:
     """A cluster: the one at `address`, the one this process is connected to, or one started here and stopped again."""
     if workers is not None and workers < 1:
         raise ConfigError(f"workers must be at least 1, found {workers}.")
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # its core writes to the terminal, past any logger
-    try:
-        import lance_ray  # noqa: F401
-        import ray
-    except ImportError as error:
-        raise ConfigError("Ray is not installed: run pip install 'kedge[scale]'.") from error
+    ray = require("ray", extra="scale", purpose="--runner ray")
+    require("lance_ray", extra="scale", purpose="--runner ray")
     if ray.is_initialized():
-        with _sentences():
-            yield _found()
+        with _unwrap_errors():
+            yield _resources()
         return
     address = address or os.environ.get("RAY_ADDRESS") or None
     # Each session leaves its logs in this folder.
     folder = None if address else tempfile.mkdtemp(prefix="kedge-ray-")
     try:
-        with warnings.catch_warnings(), _hushed():
+        with warnings.catch_warnings(), _silence_stderr():
             warnings.simplefilter("ignore")  # Ray's, of releases to come, and Lance's, of the processes it starts
             if address:
                 _join(address)
             else:
                 _start(str(folder), workers)
-        with _sentences():
-            yield _found()
+        with _unwrap_errors():
+            yield _resources()
     finally:
         ray.shutdown()
         if folder:
@@ -74,16 +71,16 @@ def connected(address: str | None = None, workers: int | None = None) -> Iterato
 
 
 @contextmanager
-def _hushed() -> Iterator[None]:
-    """Without what Ray's core writes to the terminal when it starts."""
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
+def _silence_stderr() -> Iterator[None]:
+    """Drop what Ray's core writes to the terminal when it starts."""
+    saved, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
     try:
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(null)
 
 
 def _join(address: str) -> None:
@@ -93,7 +90,7 @@ def _join(address: str) -> None:
         if address != "auto":
             # Ray itself would go on asking for ever.
             host, _, port = address.rpartition("/")[2].rpartition(":")
-            socket.create_connection((host, int(port)), _SECONDS).close()
+            socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError, TimeoutError) as error:
         raise ConfigError(
@@ -108,7 +105,7 @@ def _start(folder: str, workers: int | None) -> None:
         ray.init(
             address="local",
             num_cpus=workers or len(os.sched_getaffinity(0)),
-            object_store_memory=_OBJECTS,
+            object_store_memory=_OBJECT_STORE,
             include_dashboard=False,
             log_to_driver=False,
             logging_level=logging.ERROR,
@@ -120,18 +117,18 @@ def _start(folder: str, workers: int | None) -> None:
         raise ConfigError(f"Ray could not be started on this machine: {_first_line(error)}") from error
 
 
-def _found() -> Cluster:
+def _resources() -> Cluster:
     import ray
 
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     logging.getLogger("lance_ray").setLevel(logging.ERROR)
-    there = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    return Cluster(there.get("CPU", 0.0), there.get("GPU", 0.0))
+    resources = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    return Cluster(resources.get("CPU", 0.0), resources.get("GPU", 0.0))
 
 
 @contextmanager
-def _sentences() -> Iterator[None]:
-    """What goes wrong on a worker as the error it was there, not as Ray's account of it."""
+def _unwrap_errors() -> Iterator[None]:
+    """Raise an error of a worker as it was there, not as Ray wraps it."""
     from ray.exceptions import RayError
 
     try:
@@ -139,7 +136,7 @@ def _sentences() -> Iterator[None]:
     except (RayError, RuntimeError) as error:
         cause: BaseException | None = error
         while cause is not None:
-            # Ray's own account of an error is one of its kind, too.
+            # Ray's wrapper of an error is an instance of its class, too.
             if isinstance(cause, KedgeError) and not isinstance(cause, RayError):
                 raise type(cause)(*cause.args) from error
             cause = getattr(cause, "cause", None) or cause.__cause__

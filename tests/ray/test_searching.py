@@ -12,7 +12,7 @@ import pytest
 
 from kedge.errors import ConfigError, GalleryError
 from kedge.gallery import Gallery
-from kedge.scale import build_index, search_with_ray
+from kedge.ray import build_index, search_with_ray
 
 DIM = 8
 
@@ -47,7 +47,7 @@ def test_the_same_hits(tmp_path: Path, lists: str) -> None:
     for some in (slice(0, 300), slice(300, 600)):
         gallery.add_embeddings(vectors[some], labels(600)[some], metadata={"size": list(range(600))[some]})
     gallery.remove(list(range(0, 40)))
-    with pytest.raises(GalleryError, match=r"has no index that several processes can search: run kedge.scale"):
+    with pytest.raises(GalleryError, match=r"has no index that several processes can search: run kedge.ray"):
         search_with_ray(gallery, queries)
     assert build_index(gallery) == 560
     gallery.optimize()
@@ -55,7 +55,7 @@ def test_the_same_hits(tmp_path: Path, lists: str) -> None:
     for probes in (1, 99):
         assert_agree(gallery, queries, 30, probes=probes)
     assert_agree(gallery, queries, 700, probes=2, where="size < 300 AND label IS NOT NULL")
-    assert_agree(gallery, queries[:1], 5, probes=2, without=gallery.search(queries[0], 1, probes=2).ids[0])
+    assert_agree(gallery, queries[:1], 5, probes=2, exclude_id=gallery.search(queries[0], 1, probes=2).ids[0])
 
     for wrong, sentence in (({"k": 0}, "k must be"), ({"probes": 0}, "probes must"), ({"where": "size <"}, "where=")):
         with pytest.raises(ConfigError, match=sentence):
@@ -83,14 +83,14 @@ def test_no_cluster_there_and_none_imported(tmp_path: Path) -> None:
     script = """
 import sys
 import numpy as np
-import kedge, kedge.cli, kedge.scale
+import kedge, kedge.cli, kedge.ray
 from kedge.gallery import Gallery
 
 assert "ray" not in sys.modules
 gallery = Gallery.create(sys.argv[1], dim=3)
 gallery.add_embeddings(np.ones((3, 3)))
 try:
-    kedge.scale.build_index(gallery, address="127.0.0.1:1")
+    kedge.ray.build_index(gallery, address="127.0.0.1:1")
 except kedge.KedgeError as error:
     print(error)
 """

@@ -16,9 +16,9 @@ from ray.cluster_utils import Cluster
 from kedge.errors import ConfigError, DataError, GalleryError, KedgeError
 from kedge.gallery import Added, Gallery
 from kedge.model import Model
-from kedge.scale import index_with_ray, sources
-from kedge.scale.cluster import connected
-from kedge.scale.journal import Journal
+from kedge.ray import index_with_ray, sources
+from kedge.ray.cluster import connect
+from kedge.ray.journal import Journal
 
 Same = Callable[[Gallery, Gallery], None]
 Draw = Callable[[Path, int], None]
@@ -27,7 +27,7 @@ Draw = Callable[[Path, int], None]
 DRIVER = """
 import sys
 from kedge.gallery import Gallery
-from kedge.scale import index_with_ray, sources
+from kedge.ray import index_with_ray, sources
 
 gallery, source, address = sys.argv[1:]
 sources.CHUNK = 16
@@ -127,10 +127,10 @@ def test_what_is_refused(gallery: Gallery, tmp_path: Path, photos: Path, monkeyp
     with pytest.raises(DataError, match="nowhere is not there"):
         index_with_ray(gallery, tmp_path / "nowhere")
     (tmp_path / "song.mp3").touch()
-    with pytest.raises(DataError, match=r"song.mp3 is nothing that can be indexed: give a folder of pictures, a .txt"):
+    with pytest.raises(DataError, match=r"song.mp3 is nothing that can be indexed: give a folder of images, a .txt"):
         index_with_ray(gallery, tmp_path / "song.mp3")
     (tmp_path / "none").mkdir()
-    with pytest.raises(DataError, match="holds no pictures"):
+    with pytest.raises(DataError, match="holds no images"):
         index_with_ray(gallery, tmp_path / "none")
     with pytest.raises(ConfigError, match="workers must be at least 1, found 0"):
         index_with_ray(gallery, photos, workers=0)
@@ -157,7 +157,7 @@ def test_a_writer_elsewhere_and_an_error_on_a_worker(
 
     # What a worker says in one sentence is said here; of anything else, the reason.
     for error, sentence in ((ConfigError("One sentence."), "^One sentence.$"), (OSError(28, "full"), "failed .*full")):
-        with pytest.raises(KedgeError, match=sentence), connected():
+        with pytest.raises(KedgeError, match=sentence), connect():
             ray.get(fail.remote(error))
 
 

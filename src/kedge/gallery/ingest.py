@@ -1,0 +1,395 @@
+"""Images into the table: listed, decoded ahead of the encoder, embedded, and committed in whole steps."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kedge.datasets.given import sources_of
+from kedge.datasets.sources import Source
+from kedge.errors import ConfigError, DataError, PictureError
+from kedge.gallery.table import Table
+from kedge.images import Preprocessing, list_pictures, read_picture
+from kedge.images.resizing import thumbnail_of
+from kedge.io import atomic_write
+from kedge.model import Model
+
+if TYPE_CHECKING:
+    from kedge.gallery.gallery import Gallery
+
+__all__ = [
+    "UNREADABLE",
+    "Added",
+    "Batch",
+    "Decoded",
+    "ExistingItem",
+    "StoredImage",
+    "add_images",
+    "collate",
+    "dataset_images",
+    "decode",
+    "decode_ahead",
+    "decode_file",
+    "existing_folder",
+    "existing_items",
+    "index_folder",
+    "is_text",
+    "list_images",
+    "write_unreadable",
+]
+
+UNREADABLE = "unreadable.txt"
+"""In the gallery's folder: path and reason of every image that the last run could not read."""
+NOT_TEXT = "Its name is not valid UTF-8: rename it."
+_BATCH = 64
+_PREFETCH = 2
+"""Batches that are decoded while the encoder works on one."""
+_COMMIT_EVERY = 512
+
+
+class Added(list[int]):
+    """The ids of what was added; what was not, and why."""
+
+    def __init__(self, total: int) -> None:
+        super().__init__()
+        self.total = total
+        """The number of images to add."""
+        self.skipped: list[tuple[str, str]] = []
+        """Path and reason of every image that could not be read."""
+        self.present = 0
+        """How many were there already."""
+
+    @property
+    def done(self) -> int:
+        """How many images have been processed."""
+        return len(self) + self.present + len(self.skipped)
+
+    def __str__(self) -> str:
+        return f"{len(self):,} added, {self.present:,} already there, {len(self.skipped):,} unreadable"
+
+
+# ---------------------------------------------------------------------- listing
+
+
+@dataclass(frozen=True)
+class StoredImage:
+    """An image of a dataset in the place of a file."""
+
+    source: Source
+    row: int
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+    def read_bytes(self) -> bytes:
+        """What the file would hold; an OSError where it cannot be read."""
+        try:
+            return self.source.content(self.row)
+        except PictureError as error:
+            raise OSError(str(error)) from error
+
+
+def list_images(
+    source: str | Path | Sequence[str | Path], labels: Sequence[str | None] | None = None
+) -> tuple[list[Path], list[str | None]]:
+    """Image files and their labels; in a folder, the first-level folders are labels."""
+    if isinstance(source, (str, Path)) and Path(source).is_dir():
+        root = Path(source).absolute()
+        files = list_pictures(root)
+        parts = [file.relative_to(root).parts for file in files]
+        return files, _checked_labels(labels, [part[0] if len(part) > 1 else None for part in parts])
+    files = [Path(file).absolute() for file in ([source] if isinstance(source, (str, Path)) else source)]
+    return files, _checked_labels(labels, [None] * len(files))
+
+
+def dataset_images(
+    dataset: Any, labels: Sequence[str | None] | None = None
+) -> tuple[list[Path | StoredImage], list[str | None]]:
+    """The images of a PyTorch or Hugging Face dataset, all splits of it, and the class of each.
+
+    Those that come from files are these files. The others get names that change with their content: of two datasets
+    with one name, neither must replace the other's images.
+    """
+    files: list[Path | StoredImage] = []
+    names: list[str | None] = []
+    for source in sources_of(dataset):
+        names += map(source.name_of, source.labels())
+        identity = source.identity
+        version = None if identity is None else _digest(repr(identity).encode())
+        for row in range(len(source)):
+            path = source.path(row)
+            image = StoredImage(source, row, f"{source.name}-{version}/{row}")
+            if version is None and path is None:
+                image = StoredImage(source, row, f"{source.name}/{_content_digest(image)}")
+            files.append(Path(path) if path is not None else image)
+    return files, _checked_labels(labels, names)
+
+
+def _checked_labels(labels: Sequence[str | None] | None, default: list[str | None]) -> list[str | None]:
+    if labels is None:
+        return default
+    if len(labels) != len(default):
+        raise ConfigError(f"labels must have {len(default)} entries, one per image, found {len(labels)}.")
+    return list(labels)
+
+
+def _content_digest(image: StoredImage) -> str:
+    try:
+        return _digest(image.read_bytes())
+    except OSError:  # adding it will say why
+        return str(image.row)
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+# ---------------------------------------------------------------------- decoding
+
+
+class ExistingItem(NamedTuple):
+    """An item that the table has already."""
+
+    id: int
+    hash: str
+
+
+class Decoded(NamedTuple):
+    """An image; no image and the reason; or neither, if the table has it already."""
+
+    image: Tensor | None = None
+    hash: str = ""
+    thumbnail: bytes | None = None
+    reason: str = ""
+
+
+@dataclass
+class Batch:
+    """Decoded images: `rows` are their positions in the list of files."""
+
+    rows: list[int] = field(default_factory=list)
+    images: list[Tensor] = field(default_factory=list)
+    hashes: list[str] = field(default_factory=list)
+    thumbnails: list[bytes | None] = field(default_factory=list)
+    skipped: list[tuple[str, str]] = field(default_factory=list)
+    present: int = 0
+
+    def columns(
+        self, first_id: int, paths: Sequence[Any], labels: Sequence[Any], metadata: Mapping[str, Sequence[Any]]
+    ) -> dict[str, Any]:
+        """The columns of the table, but for the embeddings; values are given for all files."""
+        columns: dict[str, Any] = {
+            "id": [first_id + row for row in self.rows],
+            "path": [str(paths[row]) for row in self.rows],
+            "label": [labels[row] for row in self.rows],
+            "hash": self.hashes,
+            "thumbnail": self.thumbnails,
+        }
+        return columns | {name: [values[row] for row in self.rows] for name, values in metadata.items()}
+
+
+def is_text(name: str) -> bool:
+    """Whether a name can be stored: a file's may hold bytes that are no text."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def decode_file(
+    file: Path | StoredImage, existing: ExistingItem | None, preprocessing: Preprocessing, thumbnails: int
+) -> Decoded:
+    """Read and decode one image for the encoder."""
+    if not is_text(str(file)):
+        return Decoded(reason=NOT_TEXT)
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        return Decoded(reason=error.strerror or str(error))
+    return decode(content, existing, preprocessing, thumbnails)
+
+
+def decode(content: bytes, existing: ExistingItem | None, preprocessing: Preprocessing, thumbnails: int) -> Decoded:
+    """Decode the content of an image file for the encoder."""
+    digest = hashlib.sha256(content).hexdigest()
+    if existing is not None and existing.hash == digest:
+        return Decoded()
+    try:
+        image = read_picture(content)
+    except PictureError as error:
+        return Decoded(reason=str(error))
+    # Resized here, in the decoding threads: a full-size image is far larger than what the encoder sees.
+    thumbnail = thumbnail_of(image, thumbnails) if thumbnails else None
+    return Decoded(torch.from_numpy(preprocessing.to_pixels(image)), digest, thumbnail)
+
+
+def collate(first: int, files: Sequence[Any], decoded: Sequence[Decoded]) -> Batch:
+    """What was decoded of `files`, from number `first` on."""
+    batch = Batch()
+    for row, (image, digest, thumbnail, reason) in enumerate(decoded, start=first):
+        if image is not None:
+            batch.rows.append(row)
+            batch.images.append(image)
+            batch.hashes.append(digest)
+            batch.thumbnails.append(thumbnail)
+        elif reason:
+            batch.skipped.append((str(files[row]), reason))
+        else:
+            batch.present += 1
+    return batch
+
+
+def decode_ahead(
+    files: Sequence[Any],
+    existing: Mapping[str, ExistingItem],
+    size: int,
+    preprocessing: Preprocessing,
+    thumbnails: int,
+) -> Iterator[Batch]:
+    """Batches of decoded images, prefetched while the encoder works on the last one."""
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        in_flight: deque[tuple[int, list[Any]]] = deque()
+
+        def next_batch() -> Batch:
+            first, futures = in_flight.popleft()
+            return collate(first, files, [future.result() for future in futures])
+
+        try:
+            for first in range(0, len(files), size):
+                batch = [(file, existing.get(str(file))) for file in files[first : first + size]]
+                futures = [pool.submit(decode_file, *pair, preprocessing, thumbnails) for pair in batch]
+                in_flight.append((first, futures))
+                if len(in_flight) > _PREFETCH:
+                    yield next_batch()
+            while in_flight:
+                yield next_batch()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+# ---------------------------------------------------------------------- adding
+
+
+def existing_items(table: Table, files: Sequence[Any]) -> tuple[dict[str, ExistingItem], list[int]]:
+    """The items of these paths, and the ids of older content that a kill left beside the newer."""
+    where = "path IS NOT NULL AND hash IS NOT NULL"
+    if len(files) <= 1024:  # beyond, one pass over all paths costs less than so long a filter
+        quoted = ["'" + str(file).replace("'", "''") + "'" for file in files if is_text(str(file))]
+        where += f" AND path IN ({', '.join(quoted)})" if quoted else " AND false"
+    rows = table.columns(["id", "path", "hash"], where).sort_by("id")
+    existing: dict[str, ExistingItem] = {}
+    outdated = []
+    for id, path, digest in zip(*(rows.column(name).to_pylist() for name in ("id", "path", "hash")), strict=True):
+        if path in existing and existing[path].hash != digest:
+            outdated.append(existing[path].id)
+        existing[path] = ExistingItem(id, digest)
+    return existing, outdated
+
+
+def add_images(
+    table: Table,
+    model: Model,
+    files: Sequence[Any],
+    labels: Sequence[str | None],
+    metadata: Mapping[str, Sequence[Any]],
+    *,
+    thumbnails: int,
+    commit_every: int,
+    progress: Callable[[Added], None],
+) -> Added:
+    """Add the images that the table lacks, a commit after every so many. The caller must hold the gallery's lock."""
+    existing, outdated = existing_items(table, files)
+    added = Added(len(files))
+    first = table.reserve_ids(len(files))
+    table.add_columns(metadata)
+    progress(added)
+    fragments: list[Any] = []
+    uncommitted = 0
+
+    def commit() -> None:
+        nonlocal uncommitted
+        # Cleared first: what is interrupted here must not be committed a second time.
+        new, old = fragments[:], outdated[:]
+        fragments.clear()
+        outdated.clear()
+        uncommitted = 0
+        if new:
+            table.commit(new)
+        table.delete(old)
+
+    try:
+        for batch in decode_ahead(files, existing, _BATCH, model.preprocessing, thumbnails):
+            added.skipped += batch.skipped
+            added.present += batch.present
+            if batch.rows:
+                columns = batch.columns(first, files, labels, metadata)
+                columns["embedding"] = model.embed(batch.images).numpy()
+                fragments += table.write(columns)
+                outdated += [existing[path].id for path in columns["path"] if path in existing]
+                added += columns["id"]
+                uncommitted += len(batch.rows)
+            if uncommitted >= commit_every:
+                commit()
+            progress(added)
+    except KeyboardInterrupt:
+        # Who commits in steps keeps what is whole.
+        if commit_every < len(files):
+            commit()
+        raise
+    commit()
+    return added
+
+
+def index_folder(gallery: Gallery, folder: str | Path, *, progress: Callable[[Added], None] | None = None) -> Added:
+    """Add the images of a folder, whose first-level folders are labels, and optimize the gallery.
+
+    Commits every few hundred images: started again, a run that was interrupted goes on behind them.
+    """
+    files, labels = list_images(existing_folder(folder))
+    if not files:
+        raise DataError(f"{folder} holds no images: give the folder that holds them.")
+    last: Added | None = None
+
+    def report(added: Added) -> None:
+        nonlocal last
+        last = added
+        if progress is not None:
+            progress(added)
+
+    try:
+        added = gallery.add(files, labels, commit_every=_COMMIT_EVERY, progress=report)
+    finally:
+        if last is not None:
+            write_unreadable(gallery.path / UNREADABLE, last.skipped)
+    gallery.optimize()
+    return added
+
+
+def existing_folder(folder: str | Path) -> Path:
+    """The folder, which must exist."""
+    folder = Path(folder).expanduser()
+    if not folder.is_dir():
+        what = "is a file" if folder.exists() else "is not there"
+        raise DataError(f"The folder {folder} {what}: give the folder that holds the images.")
+    return folder
+
+
+def write_unreadable(file: Path, skipped: list[tuple[str, str]]) -> None:
+    """Write path and reason of every image that could not be read; no file where there is none."""
+    if not skipped:
+        file.unlink(missing_ok=True)
+        return
+    with atomic_write(file) as stream:
+        for path, reason in skipped:
+            stream.write(f"{path}\t{reason}".replace("\n", "\\n").encode("utf-8", "surrogateescape") + b"\n")

@@ -1,0 +1,334 @@
+"""Inverted lists: items ordered by anchor in one array, so that a list is a slice of it.
+
+On disk it is a folder of plain arrays that are memory-mapped; in memory the same arrays hold the newest rows.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import secrets
+import shutil
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kedge.errors import GalleryError
+from kedge.gallery.anchor_index import ARRAYS as INDEX_ARRAYS
+from kedge.gallery.anchor_index import AnchorIndex
+from kedge.gallery.anchors import Anchors
+from kedge.gallery.checksums import BlockChecksums, block_checksums, seal_text, unseal_text
+from kedge.gallery.schema import embeddings_of, require_valid
+from kedge.gallery.table import Table
+from kedge.io import atomic_write
+
+__all__ = ["InvertedLists", "StoredLists", "open_lists", "write_lists"]
+
+FORMAT = 4
+_CURRENT = "current"
+_RETRIES = 3
+"""Lists may be replaced while they are opened: then the next ones are there."""
+_ROW_ARRAYS = ("vectors", "norms", "ids", "labels", "paths")
+"""Those with a row for each item, in the order of their common checksums."""
+_BLOCKS = "checksums"
+_VERIFY_FIRST = 16 << 20
+"""Bytes of an array up to which it is compared with its checksum while the lists are opened, and not later."""
+_CAN_PREFETCH = hasattr(mmap, "MADV_WILLNEED")
+_PATH_WIDTH = 256
+"""Bytes; the few paths that are longer are in the header."""
+
+
+@dataclass(frozen=True)
+class InvertedLists:
+    """`vectors[offsets[l]:offsets[l + 1]]` are the items of list `l`, by id."""
+
+    vectors: np.ndarray
+    norms: np.ndarray
+    ids: np.ndarray
+    offsets: np.ndarray
+    labels: np.ndarray
+    """Indices into `label_names`; -1 for none."""
+    paths: np.ndarray
+    """As bytes of one width, so that some are taken without touching the others; empty for none or a long one."""
+    label_names: tuple[str, ...]
+    long_paths: dict[int, str] = field(default_factory=dict)
+    mapped: tuple[Any, ...] = ()
+    """The memory-mapped arrays of which a search reads the rows of a list."""
+    blocks: BlockChecksums | None = None
+    """Checksums of what is on disk; None for lists in memory."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @cached_property
+    def _names(self) -> np.ndarray:
+        return np.array([*self.label_names, None], dtype=object)  # -1 is the last
+
+    @cached_property
+    def _prefetched(self) -> np.ndarray:
+        return np.zeros(len(self.offsets), bool)
+
+    def bounds(self, number: int) -> tuple[int, int]:
+        """The first row of a list and the one after its last; a list that came later is empty."""
+        if number + 1 >= len(self.offsets):
+            return 0, 0
+        return int(self.offsets[number]), int(self.offsets[number + 1])
+
+    @cached_property
+    def list_of_row(self) -> np.ndarray:
+        """The list of each row."""
+        return np.repeat(np.arange(len(self.offsets) - 1, dtype=np.int32), np.diff(self.offsets))
+
+    def prefetch(self, numbers: Sequence[int]) -> None:
+        """Prefetch lists not read yet (MADV_WILLNEED), and compare their bytes with their checksums."""
+        if self.blocks is None or self.blocks.all_intact:
+            return
+        new = [number for number in numbers if number + 1 < len(self.offsets) and not self._prefetched[number]]
+        for number in new:
+            start, end = self.bounds(number)
+            for array in self.mapped if start < end else ():
+                width = array.nbytes // len(array)
+                first = (array.offset + start * width) // mmap.PAGESIZE * mmap.PAGESIZE
+                array._mmap.madvise(mmap.MADV_WILLNEED, first, array.offset + end * width - first)
+        for number in new:
+            self.blocks.check(*self.bounds(number))
+            self._prefetched[number] = True
+
+    def verify(self) -> None:
+        """Compare all bytes with their checksums, unless that was done before."""
+        if self.blocks is not None:
+            self.blocks.check_all()
+
+    def describe(self, rows: np.ndarray) -> tuple[list[int], list[str | None], list[str | None]]:
+        """Ids, paths and labels of some rows."""
+        if not len(rows):
+            return [], [], []
+        text = b"\0".join(self.paths.take(rows).tolist()).decode("utf-8", "surrogateescape")
+        paths: list[str | None] = text.split("\0")  # type: ignore[assignment]
+        if "" in paths:
+            paths = [path or self.long_paths.get(row) for path, row in zip(paths, rows.tolist(), strict=True)]
+        return self.ids.take(rows).tolist(), paths, self._names.take(self.labels.take(rows)).tolist()
+
+    @classmethod
+    def empty(cls, dim: int, count: int) -> InvertedLists:
+        """`count` lists without an item."""
+        none = np.empty(0, np.int64)
+        return cls.in_memory(none, count, none, np.empty((0, dim), np.float32), [], [])
+
+    @classmethod
+    def in_memory(
+        cls,
+        lists: np.ndarray,
+        count: int,
+        ids: np.ndarray,
+        embeddings: np.ndarray,
+        labels: Sequence[str | None],
+        paths: Sequence[str | None],
+    ) -> InvertedLists:
+        """Items in order of their ids, sorted into `count` lists."""
+        order = np.argsort(lists, kind="stable")
+        names: dict[str | None, int] = {None: -1}
+        codes = np.array([names.setdefault(label, len(names) - 1) for label in labels], dtype=np.int32)
+        vectors = np.ascontiguousarray(embeddings[order], dtype=np.float32)
+        sorted_paths = [paths[row] for row in order]
+        cells, long_paths = _path_cells(sorted_paths, _path_width(sorted_paths))
+        return cls(
+            vectors=vectors,
+            norms=np.einsum("ij,ij->i", vectors, vectors),
+            ids=ids[order],
+            offsets=_offsets(lists, count),
+            labels=codes.reshape(-1)[order],
+            paths=cells,
+            label_names=tuple(name for name in names if name is not None),
+            long_paths=long_paths,
+        )
+
+
+class StoredLists(NamedTuple):
+    """Inverted lists, their anchors, and the data files of the table that they hold."""
+
+    lists: InvertedLists
+    anchors: Anchors
+    data_files: dict[str, str]
+    name: str = ""
+    """Of the folder; none for lists in memory."""
+
+
+# ---------------------------------------------------------------------- opening
+
+
+def open_lists(root: Path, known: StoredLists | None = None) -> StoredLists | None:
+    """The current lists; None where there are none that can be used. Those `known` are not opened again."""
+    for _ in range(_RETRIES):
+        try:
+            name = (root / _CURRENT).read_text()
+            if known is not None and known.name == name:
+                return known
+            header = json.loads(unseal_text((root / name / "lists.json").read_bytes()))
+            # Lists of another precision, which earlier releases wrote, are rebuilt.
+            if header["format"] == FORMAT and header.get("precision", "float32") == "float32":
+                return _load(root / name, header)
+        except Exception:
+            continue  # whatever is wrong with them, they can be rebuilt
+    return None
+
+
+def _load(folder: Path, header: dict[str, Any]) -> StoredLists:
+    files: dict[str, Any] = {}
+    unverified: list[tuple[np.ndarray, int]] = []
+
+    # As plain arrays over the mapped bytes: memmap's own class is slow to slice.
+    def load(name: str) -> np.ndarray:
+        array = np.load(folder / f"{name}.npy", mmap_mode="r")
+        dtype, shape, checksum = header["arrays"][name]
+        if array.dtype.str != dtype or list(array.shape) != shape:
+            raise ValueError(f"{name}.npy has another type or shape than when it was written.")
+        files[name] = array
+        plain = np.asarray(array)
+        if checksum is not None and array.nbytes > _VERIFY_FIRST:
+            unverified.append((plain, checksum))
+        elif checksum is not None and zlib.crc32(plain.data) != checksum:
+            raise ValueError(f"{name}.npy is damaged.")
+        return plain
+
+    index = AnchorIndex(**{name: load(f"index_{name}") for name in INDEX_ARRAYS}) if header.get("indexed") else None
+    vectors = load("anchors")
+    anchors = Anchors(
+        vectors if index is not None else np.array(vectors), tuple(header["names"]), int(header["learned"]), index
+    )
+    arrays = {name: load(name) for name in (*_ROW_ARRAYS, "offsets")}
+    scanned = [files[name] for name in ("ids", "labels", "paths", "vectors")]
+    lists = InvertedLists(
+        **arrays,
+        label_names=tuple(header["label_names"]),
+        long_paths={int(row): path for row, path in header["long_paths"].items()},
+        mapped=tuple(array for array in scanned if isinstance(array, np.memmap)) if _CAN_PREFETCH else (),
+        blocks=BlockChecksums([arrays[name] for name in _ROW_ARRAYS], load(_BLOCKS), unverified),
+    )
+    return StoredLists(lists, anchors, header["pieces"], folder.name)
+
+
+# ---------------------------------------------------------------------- writing
+
+
+def write_lists(root: Path, table: Table, anchors: Anchors, *, by_label: bool) -> None:
+    """Write the lists of what the table holds now, all or nothing, a batch at a time in memory.
+
+    The caller must hold the gallery's lock. Lists have a folder of their own, and `current` names the one that
+    counts, so that a reader never sees parts of two.
+    """
+    root.mkdir(exist_ok=True)
+    folder = root / secrets.token_hex(8)
+    folder.mkdir()
+    try:
+        header = _write_arrays(folder, table, anchors, by_label=by_label)
+        header |= {"format": FORMAT, "pieces": table.data_files(), "learned": anchors.learned, "names": anchors.names}
+        header["arrays"] = _describe_arrays(folder)
+        (folder / "lists.json").write_bytes(seal_text(json.dumps(header)))
+        for file in folder.iterdir():
+            with file.open("rb") as stream:
+                os.fsync(stream.fileno())
+        with atomic_write(root / _CURRENT) as stream:
+            stream.write(folder.name.encode())
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    # Earlier lists, and what killed writers left; a process that has them open keeps what is mapped.
+    for other in root.iterdir():
+        if other.is_dir() and other != folder:
+            shutil.rmtree(other, ignore_errors=True)
+
+
+def _describe_arrays(folder: Path) -> dict[str, Any]:
+    """Type, shape and checksum of each array; those with a row for each item have one for every block of rows."""
+    arrays = {file.stem: np.load(file, mmap_mode="r") for file in sorted(folder.glob("*.npy"))}
+    rows = [np.asarray(arrays[name]) for name in _ROW_ARRAYS]
+    arrays[_BLOCKS] = block_checksums(rows, len(arrays["ids"]))
+    np.save(folder / f"{_BLOCKS}.npy", arrays[_BLOCKS])
+    return {
+        name: [array.dtype.str, list(array.shape), None if name in _ROW_ARRAYS else zlib.crc32(array.data)]
+        for name, array in arrays.items()
+    }
+
+
+def _write_arrays(folder: Path, table: Table, anchors: Anchors, *, by_label: bool) -> dict[str, Any]:
+    """First assign every row to its list, then write every row. Returns what is in no array."""
+    id_batches, list_batches, width = [np.empty(0, np.int64)], [np.empty(0, np.int32)], 1
+    for batch in table.batches(["id", "path", "label", "embedding"]):
+        embeddings, labels = embeddings_of(batch, table.dim), batch.column("label").to_pylist()
+        id_batches.append(np.asarray(batch.column("id")))
+        require_valid(id_batches[-1], embeddings)
+        list_batches.append(anchors.assign(embeddings, labels, by_label=by_label))
+        width = max(width, _path_width(batch.column("path").to_pylist()))
+    ids, lists = np.concatenate(id_batches), np.concatenate(list_batches)
+    order = np.lexsort((ids, lists))
+    position = np.empty_like(order)
+    position[order] = np.arange(len(order))
+
+    total, dim = len(ids), table.dim
+    vectors = _allocate(folder, "vectors", (total, dim), np.dtype(np.float32))
+    norms = _allocate(folder, "norms", (total,), np.dtype(np.float32))
+    codes = _allocate(folder, "labels", (total,), np.dtype(np.int32))
+    paths = _allocate(folder, "paths", (total,), np.dtype(f"S{width}"))
+    names: dict[str | None, int] = {None: -1}
+    long_paths: dict[int, str] = {}
+    written = 0
+    for batch in table.batches(["path", "label", "embedding"]):
+        embeddings = embeddings_of(batch, dim)
+        rows = position[written : written + len(embeddings)]
+        written += len(embeddings)
+        vectors[rows] = embeddings
+        norms[rows] = np.einsum("ij,ij->i", embeddings, embeddings)
+        codes[rows] = [names.setdefault(label, len(names) - 1) for label in batch.column("label").to_pylist()]
+        paths[rows], long = _path_cells(batch.column("path").to_pylist(), width)
+        long_paths |= {int(rows[row]): path for row, path in long.items()}
+    if written != total:
+        raise GalleryError("The table changed while its lists were written.")
+    for array in (vectors, norms, codes, paths):
+        if isinstance(array, np.memmap):
+            array.flush()
+    arrays = {"ids": ids[order], "offsets": _offsets(lists, len(anchors)), "anchors": anchors.vectors}
+    if anchors.index is not None:
+        arrays |= {f"index_{name}": getattr(anchors.index, name) for name in INDEX_ARRAYS}
+    for name, values in arrays.items():
+        np.save(folder / f"{name}.npy", np.ascontiguousarray(values))
+    label_names = [name for name in names if name is not None]
+    return {"indexed": anchors.index is not None, "label_names": label_names, "long_paths": long_paths}
+
+
+def _allocate(folder: Path, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    path = folder / f"{name}.npy"
+    if 0 in shape:
+        np.save(path, np.empty(shape, dtype))
+        return np.empty(shape, dtype)
+    array = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+    if hasattr(os, "posix_fallocate"):
+        # Room for all of it now: a full disk would otherwise end the process at some later assignment.
+        with path.open("r+b") as stream:
+            os.posix_fallocate(stream.fileno(), 0, path.stat().st_size)
+    return array
+
+
+def _offsets(lists: np.ndarray, count: int) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(np.bincount(lists, minlength=count))])
+
+
+def _encode_path(path: str | None) -> bytes:
+    return b"" if path is None else path.encode("utf-8", "surrogateescape")
+
+
+def _path_width(paths: Sequence[str | None]) -> int:
+    return min(_PATH_WIDTH, max((len(_encode_path(path)) for path in paths), default=1) or 1)
+
+
+def _path_cells(paths: Sequence[str | None], width: int) -> tuple[np.ndarray, dict[int, str]]:
+    """Paths as bytes of one width, and those that are longer, by row."""
+    encoded = [_encode_path(path) for path in paths]
+    long = {row: paths[row] or "" for row, path in enumerate(encoded) if len(path) > width}
+    return np.array([b"" if len(path) > width else path for path in encoded], dtype=f"S{width}"), long

@@ -1,0 +1,167 @@
+"""`gallery.json`, the manifest of a gallery's folder, and how the folder is created."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import zlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from tokenize import TokenError
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from kedge.errors import ConfigError, GalleryError
+from kedge.gallery.calibration import FILE as CALIBRATION
+from kedge.gallery.checksums import CHECKSUM, json_checksum
+from kedge.gallery.location import Location
+from kedge.gallery.schema import check_label
+from kedge.gallery.table import Table
+from kedge.io import Folder
+from kedge.model import Model
+
+__all__ = [
+    "ListKind",
+    "Manifest",
+    "check_anchors",
+    "create_folder",
+    "download_folder",
+    "is_taken",
+    "read_anchors",
+    "read_manifest",
+]
+
+FILE = "gallery.json"
+FORMAT = 2
+"""Since 2, checksums tell damaged bytes; see `checksums.py`."""
+KIND = "kedge-gallery"
+ListKind = Literal["label", "anchor"]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What was chosen when a gallery was created."""
+
+    dim: int
+    lists: ListKind
+    classes: Sequence[str]
+    model: str | None
+    """The fingerprint of the model that embeds its images."""
+    thumbnails: int = 0
+    """The longer side of its thumbnails in pixels; 0: it keeps none."""
+    anchors: int | None = None
+    """The CRC-32 of the file of anchors, in a gallery of external embeddings that came with some."""
+
+
+def create_folder(location: Location, manifest: Manifest, model: Model | None, learned: np.ndarray | None) -> None:
+    """An empty gallery: the whole of it or, after a kill, nothing in its place."""
+    folder = location.folder
+    if location.url is not None:
+        # What is here is the cache of a gallery that is there no more.
+        shutil.rmtree(folder, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    part = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.part")
+    part.mkdir()
+    try:
+        if model is not None:
+            model.save(part / "model")
+        elif learned is not None:
+            np.save(part / "anchors.npy", learned)
+            manifest = replace(manifest, anchors=zlib.crc32((part / "anchors.npy").read_bytes()))
+        if location.url is None:
+            Table.create(part, manifest.dim)
+        values = {"kind": KIND, "format": FORMAT, **asdict(manifest)}
+        values[CHECKSUM] = json_checksum(values)
+        (part / FILE).write_text(json.dumps(values, indent=2, ensure_ascii=False), encoding="utf-8")
+        part.rename(folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    if location.url is not None:
+        Table.create(location, manifest.dim)
+        location.create_counter()
+        names = sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
+        # The manifest, which makes a gallery of it, comes last.
+        location.upload(*(name for name in names if name != FILE), FILE)
+
+
+def download_folder(location: Location) -> None:
+    """Copy what is at the URL into the folder, but for the table."""
+    if location.url is None:
+        return
+    local = location.folder / FILE
+    if not local.exists() or local.read_bytes() != location.read(FILE):
+        model = [f"model/{name}" for name in Folder(location.url).names("model")]
+        location.download(*model, "anchors.npy", FILE)
+    location.download(CALIBRATION)
+
+
+def is_taken(location: Location) -> bool:
+    """Whether something is in a gallery's place already."""
+    if location.url is not None:
+        return location.read(FILE) is not None
+    folder = location.folder
+    return folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+
+
+def read_manifest(location: Location) -> Manifest:
+    """The manifest of a gallery."""
+    folder = location.folder
+    file = folder / FILE
+    if not folder.exists() or (location.url is not None and not file.exists()):
+        raise GalleryError(f"There is no gallery {location}: check the path, or make one with Gallery.create.")
+    try:
+        values: Any = json.loads(file.read_bytes())
+    except FileNotFoundError as error:
+        raise GalleryError(f"{location} is no gallery: it holds no {file.name}.") from error
+    except (OSError, ValueError) as error:
+        raise GalleryError(f"{file} is damaged: it cannot be read as JSON.") from error
+    if not isinstance(values, dict) or values.get("kind") != KIND:
+        raise GalleryError(f"{location} is no Kedge gallery.")
+    written = values.get("format", 0)
+    if isinstance(written, int) and written > FORMAT:
+        raise GalleryError(f"{location} has format {written}, this Kedge reads up to {FORMAT}: upgrade Kedge.")
+    # Galleries of format 1 have no checksum.
+    if written != 1 and values.get(CHECKSUM) != json_checksum(values):
+        raise GalleryError(f"{file} is damaged: it is not as it was written; bring it back from a backup.")
+    # Earlier releases wrote lists in several precisions.
+    other = ("kind", "format", "precision", CHECKSUM)
+    try:
+        manifest = Manifest(**{name: value for name, value in values.items() if name not in other})
+        if manifest.lists not in get_args(ListKind) or not manifest.dim >= 1:
+            raise ValueError(manifest)
+    except (TypeError, ValueError) as error:
+        raise GalleryError(f"{file} is damaged: it does not say what a gallery must.") from error
+    return manifest
+
+
+def read_anchors(location: Location, manifest: Manifest) -> np.ndarray | None:
+    """The anchors of a gallery without a model, if it was created with any."""
+    file = location.folder / "anchors.npy"
+    if manifest.anchors is None and not file.exists():
+        return None
+    try:
+        if manifest.anchors is not None and zlib.crc32(file.read_bytes()) != manifest.anchors:
+            raise ValueError("The checksum differs.")
+        anchors: np.ndarray = np.load(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError, SyntaxError, TokenError) as error:
+        raise GalleryError(f"{file} is damaged: it cannot be read.") from error
+    return anchors
+
+
+def check_anchors(
+    anchors: np.ndarray | None, classes: Sequence[str] | None, dim: int | None
+) -> tuple[np.ndarray | None, tuple[str, ...], int]:
+    """Anchors, class names and dimension of a gallery of external embeddings."""
+    if anchors is None:
+        if dim is None or dim < 1:
+            raise ConfigError("Give a model, anchors, or the dim of the vectors.")
+        return None, tuple(classes or ()), dim
+    matrix = np.asarray(anchors, dtype=np.float32)
+    if matrix.ndim != 2 or 0 in matrix.shape or not np.isfinite(matrix).all():
+        raise ConfigError(f"anchors must be a finite matrix, one row per class, found shape {matrix.shape}.")
+    names = tuple(map(check_label, classes)) if classes is not None else tuple(map(str, range(len(matrix))))
+    if len(names) != len(matrix) or len(set(names)) < len(names) or None in names:
+        raise ConfigError(f"classes must be {len(matrix)} different names, one per anchor.")
+    return matrix, names, matrix.shape[1]

@@ -1,0 +1,374 @@
+"""The Lance table of a gallery: every commit is atomic and a version that can be restored."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+import threading
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import lance
+import numpy as np
+import pyarrow as pa
+from lance import Session  # type: ignore[attr-defined]
+from lance.fragment import FragmentMetadata, write_fragments
+
+from kedge.errors import ConfigError, GalleryError
+from kedge.gallery.checksums import CHECKSUM, row_checksums
+from kedge.gallery.integrity import Damage, Integrity, missing_file, wrap_read_errors
+from kedge.gallery.location import Location
+from kedge.gallery.schema import (
+    COLUMNS,
+    arrow_columns,
+    column_types,
+    damaged_rows,
+    embeddings_of,
+    first_line,
+    require_ids,
+)
+
+__all__ = ["LOCK", "MEMORY", "Table", "Version"]
+
+LOCK = "writer.lock"
+"""The file in a gallery's folder that its writer locks."""
+MEMORY = 1 << 30
+"""Bytes that a gallery may keep in memory beside the page cache."""
+_MTIME_RESOLUTION = 50_000_000
+"""Nanoseconds: coarser than any file system's clock."""
+_VERIFY_FIRST = 256 << 20
+"""A table of up to this many bytes is verified before one of its rows is read; of a larger one, only the row is."""
+_SENTINEL = "987654321987"
+_log = logging.getLogger(__name__)
+
+
+class Version(NamedTuple):
+    """A version of the table that can be restored."""
+
+    number: int
+    time: datetime
+
+
+class Table:
+    """Rows of a gallery: id, path, label, content hash, embedding, thumbnail and the user's metadata.
+
+    A writer must hold the gallery's lock; reading needs none. `refresh` moves this handle on to the newest version;
+    a copy made by `pin` stays at its version.
+    """
+
+    def __init__(self, location: Location | Path, dim: int, *, memory: int = MEMORY) -> None:
+        self.location = Location.of(location)
+        self.dim = dim
+        self.integrity = Integrity(self.location, dim)
+        self._uri = self.location.table_uri
+        self._versions_folder = f"{self._uri}/_versions"
+        self._seen_mtime = 0
+        self._lock = threading.Lock()
+        self._memory = memory
+        # Left to itself, Lance may cache several GiB.
+        self._session = Session(index_cache_size_bytes=memory // 8, metadata_cache_size_bytes=memory // 8)
+        self._max_id, self._counted_files = -1, set[str]()
+        """The largest id in the data files that were counted."""
+        self._dataset = self._open_latest()
+
+    @classmethod
+    def create(cls, location: Location | Path, dim: int) -> Table:
+        """An empty table."""
+        empty = {name: pa.array([], kind) for name, kind in column_types(dim).items()}
+        lance.write_dataset(pa.table(empty), Location.of(location).table_uri)
+        table = cls(location, dim)
+        table.seal(())
+        return table
+
+    # ------------------------------------------------------------------ versions
+
+    def _open_latest(self) -> Any:
+        with wrap_read_errors(self.location):
+            self.integrity.require_newest()
+            dataset = lance.dataset(self._uri, session=self._session)
+            self.integrity.checksums.require(self.integrity.files(dataset, deletions_only=True))
+        return dataset
+
+    def _reload(self) -> None:
+        with self._lock:  # of two threads, the later one must not put back what the earlier one saw
+            self._dataset = self._open_latest()
+
+    @property
+    def version(self) -> int:
+        """The version this handle is at."""
+        return int(self._dataset.version)
+
+    def refresh(self) -> int:
+        """Move to the newest version; its number."""
+        if self.location.url is not None:
+            if self._dataset.latest_version != self._dataset.version:
+                self._reload()
+            return self.version
+        # A commit adds a file to this folder, and its mtime is much cheaper to ask for than the list of versions.
+        with wrap_read_errors(self.location):
+            mtime = os.stat(self._versions_folder).st_mtime_ns  # noqa: PTH116 - Path.stat costs twice as much
+        if mtime != self._seen_mtime:
+            self._reload()
+            # A recent mtime may still be that of the commit after the one that was seen.
+            self._seen_mtime = mtime if time.time_ns() - mtime > _MTIME_RESOLUTION else 0
+        return self.version
+
+    def pin(self) -> Table:
+        """A handle at the version of this one that no writer moves on."""
+        return copy.copy(self)
+
+    def latest(self) -> Table:
+        """A handle that stays at the version that is the newest now."""
+        self.refresh()
+        return self.pin()
+
+    def at(self, version: int) -> Table:
+        """A handle that stays at a version."""
+        table = self.pin()
+        if table.version != version:
+            with wrap_read_errors(self.location):
+                table._dataset = lance.dataset(self._uri, version=version, session=self._session)
+        return table
+
+    def versions(self) -> list[Version]:
+        """All versions that can be restored, oldest first."""
+        try:
+            with wrap_read_errors(self.location):
+                entries: list[Any] = self._dataset.versions()
+                return [Version(int(entry["version"]), entry["timestamp"]) for entry in entries]
+        except GalleryError:
+            # One of the manifests is damaged, the others are not.
+            manifests = self.integrity.manifests()
+            damaged = self.integrity.checksums.damaged(manifests.values())
+            if not damaged:
+                raise
+            good = sorted(number for number, name in manifests.items() if name not in damaged)
+            times = [(self.location.folder / manifests[number]).stat().st_mtime for number in good]
+            return [Version(number, datetime.fromtimestamp(when)) for number, when in zip(good, times, strict=True)]
+
+    def restore(self, number: int) -> None:
+        """Make an old version the newest one; those between stay versions too."""
+        numbers = [version.number for version in self.versions()]
+        if number not in numbers:
+            raise ConfigError(f"version must be one of {numbers[0]} … {numbers[-1]}, found {number}.")
+        with wrap_read_errors(self.location):
+            if number in (manifests := self.integrity.manifests()):
+                self.integrity.checksums.require([manifests[number]])
+            old = lance.dataset(self._uri, version=number)
+            self.integrity.verify(old)
+            old.restore()  # type: ignore[no-untyped-call]
+        self._reload()
+
+    # ------------------------------------------------------------------ integrity
+
+    def files(self) -> set[str]:
+        """The files of this version, its manifest among them."""
+        with wrap_read_errors(self.location):
+            manifest = self.integrity.manifests().get(self.version)
+            return self.integrity.files(self._dataset) | ({manifest} if manifest is not None else set())
+
+    def verify(self) -> None:
+        """Raise unless this version is as it was written; what was compared before is not compared again."""
+        self.integrity.verify(self._dataset)
+
+    def check(self) -> Damage | None:
+        """Compare all of this version with its checksums once more; None where all is well."""
+        return self.integrity.check(self._dataset, self.integrity.manifests().get(self.version))
+
+    def seal(self, before: Collection[str], *, prune: bool = False) -> None:
+        """Keep the checksums of what was written since there were only the files `before`; see `Integrity.seal`."""
+        if self.location.url is not None:
+            return
+        try:
+            self.refresh()
+            self.integrity.seal(self._dataset, before, prune=prune)
+        except (OSError, GalleryError) as error:
+            # What was committed is safe, and only not compared later.
+            _log.warning("The checksums of %s could not be written: %s", self.location, error)
+
+    def touch(self) -> None:
+        """Raise unless the newest version can be read: its files exist in their full length."""
+        table = self.latest()
+        with wrap_read_errors(self.location):
+            if self.location.url is None and (file := missing_file(self.location.folder, table._dataset)) is not None:
+                raise GalleryError(f"{self.location} is damaged: {file} is missing or was cut off.")
+            table._dataset.head(1, columns=["id"])
+
+    # ------------------------------------------------------------------ writing
+
+    @contextmanager
+    def _modifying(self) -> Iterator[Any]:
+        """A Lance handle for an operation that moves it on: pinned handles must not move with it."""
+        yield lance.dataset(self._uri, session=self._session)
+        self._reload()
+
+    def reserve_ids(self, count: int) -> int:
+        """The first of `count` ids that were never used and never will be, not even after a kill."""
+        # Data files never change, so that each is read once; removed rows count too.
+        new = set(self.data_files()) - self._counted_files
+        for ids, _ in self.ids_in(new):
+            self._max_id = max(self._max_id, int(ids.max(initial=-1)))
+        self._counted_files |= new
+        return self.location.reserve_ids(count, self._max_id + 1)
+
+    def write(self, rows: Mapping[str, Any]) -> list[FragmentMetadata]:
+        """Write rows, which nobody sees until they are committed."""
+        table = arrow_columns({name: values for name, values in rows.items() if name != CHECKSUM}, self.dim)
+        schema = self._dataset.schema
+        for name in table.column_names:
+            if name not in schema.names:
+                raise ConfigError(f"There is no metadata column {name!r}: add it first.")
+        without_checksum = pa.schema([field for field in schema if field.name != CHECKSUM])
+        for field in without_checksum:
+            if field.name not in table.column_names:
+                table = table.append_column(field.name, pa.nulls(len(table), field.type))
+        try:
+            table = table.select(without_checksum.names).cast(without_checksum)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+            raise ConfigError(f"metadata does not fit the columns that exist: {first_line(error)}") from error
+        if CHECKSUM in schema.names:
+            table = table.append_column(CHECKSUM, pa.array(row_checksums(table, self.dim))).select(schema.names)
+        return list(write_fragments(table, self._uri, mode="append"))
+
+    def commit(self, fragments: Sequence[FragmentMetadata]) -> None:
+        """Make written rows visible, all at once."""
+        operation = lance.LanceOperation.Append(list(fragments))
+        lance.LanceDataset.commit(self._uri, operation, read_version=self.version)
+        self._reload()
+        for fragment in fragments:
+            self.integrity.trust([file.path for file in fragment.files])
+
+    def add_columns(self, rows: Mapping[str, Any]) -> None:
+        """Add metadata columns that the table lacks, empty for the rows that it has."""
+        existing = set(self._dataset.schema.names)
+        fields = [pa.field(name, pa.array(values).type) for name, values in rows.items() if name not in existing]
+        if fields:
+            with self._modifying() as dataset:
+                dataset.add_columns(pa.schema(fields))
+
+    def delete(self, ids: Iterable[int]) -> int:
+        """Delete rows; how many there were."""
+        numbers = sorted(set(map(int, ids)))
+        before = len(self)
+        if numbers:
+            with self._modifying() as dataset:
+                dataset.delete(f"id IN ({', '.join(map(str, numbers))})")
+        return before - len(self)
+
+    def compact(self) -> None:
+        """Join the small files that many additions leave."""
+        with self._modifying() as dataset:
+            dataset.optimize.compact_files()
+
+    def forget(self, days: float) -> None:
+        """Remove older versions, and the files that no other version needs."""
+        with self._modifying() as dataset:
+            dataset.cleanup_old_versions(older_than=timedelta(days=days), error_if_tagged_old_versions=False)
+
+    def add_checksums(self) -> None:
+        """Give a checksum to the rows that the first releases wrote."""
+        if CHECKSUM in self._dataset.schema.names:
+            if self._dataset.count_rows(f"{CHECKSUM} IS NULL") == 0:
+                return
+            with self._modifying() as dataset:
+                dataset.drop_columns([CHECKSUM])
+        dim = self.dim
+
+        def checksums(batch: pa.RecordBatch) -> pa.RecordBatch:
+            return pa.record_batch({CHECKSUM: pa.array(row_checksums(batch, dim))})
+
+        with self._modifying() as dataset:
+            if len(self):
+                dataset.add_columns(checksums, read_columns=self._dataset.schema.names)
+            else:
+                dataset.add_columns(pa.schema([(CHECKSUM, pa.int64())]))
+
+    # ------------------------------------------------------------------ reading
+
+    def __len__(self) -> int:
+        return int(self._dataset.count_rows())
+
+    @property
+    def metadata_columns(self) -> list[str]:
+        """The user's columns."""
+        return [name for name in self._dataset.schema.names if name not in COLUMNS]
+
+    def row(self, id: int) -> dict[str, Any] | None:
+        """One item, compared with the checksum of its row; None where there is no such item."""
+        small = self.integrity.checksums.pending(self.integrity.files(self._dataset)) <= _VERIFY_FIRST
+        for verified in (True,) if small else (False, True):
+            if verified:  # before an item is said to be missing, all of the table was compared
+                self.verify()
+            with wrap_read_errors(self.location):
+                rows = self._dataset.to_table(filter=f"id = {int(id)}")
+                damaged = damaged_rows(rows, self.dim)
+            if damaged.any():
+                raise GalleryError(
+                    f"{self.location} is damaged: item {id} is not as it was written; "
+                    "kedge info --check says what to do."
+                )
+            if len(rows):
+                row = {name: rows.column(name)[0] for name in rows.column_names if name != "embedding"}
+                values = {name: value.as_py() for name, value in row.items()}
+                return {**values, "embedding": embeddings_of(rows, self.dim)[0]}
+        return None
+
+    def check_filter(self, where: str) -> None:
+        """Raise unless Lance understands all of a filter: it parses one expression and ignores whatever follows."""
+        try:
+            scanner = self._dataset.scanner(columns=["id"], filter=f"({where}\n) AND id <> -{_SENTINEL}")
+            complete = _SENTINEL in scanner.explain_plan()
+        except (ValueError, OSError) as error:
+            raise ConfigError(f"where={where!r} cannot be understood: {first_line(error)}") from error
+        if not complete:
+            raise ConfigError(f"where={where!r} cannot be understood: it must be one expression and nothing behind it.")
+
+    def columns(self, names: Sequence[str], where: str | None = None) -> pa.Table:
+        """Columns of the rows that match, in the order they were added."""
+        if where is not None:
+            self.check_filter(where)
+        self.verify()
+        with wrap_read_errors(self.location):
+            return self._dataset.to_table(columns=list(names), filter=where)
+
+    def ids_where(self, where: str) -> Iterator[np.ndarray]:
+        """The ids that match a filter, a batch at a time."""
+        self.check_filter(where)
+        for batch in self.batches(["id"], where):
+            yield np.asarray(batch.column("id"))
+
+    def batches(
+        self, names: Sequence[str], where: str | None = None, data_files: Collection[str] | None = None, **options: Any
+    ) -> Iterator[pa.RecordBatch]:
+        """Columns a batch at a time, for what does not fit in memory; all rows, or those in some data files."""
+        dataset = self._dataset
+        self.integrity.verify(dataset, data_files)
+        with wrap_read_errors(self.location):
+            if data_files is not None:
+                fragments = [one for one in dataset.get_fragments() if one.metadata.files[0].path in data_files]
+                if not fragments:
+                    return
+                options["fragments"] = fragments
+            buffer = max(32 << 20, self._memory // 8)
+            options |= {"batch_size": 8192, "io_buffer_size": buffer, "batch_readahead": 8}
+            yield from dataset.scanner(columns=list(names), filter=where, **options).to_batches()
+
+    def data_files(self) -> dict[str, str]:
+        """The data file of each fragment and, for each, its deletion file or "".
+
+        Neither is ever changed or renamed: where both are the same, so are the rows.
+        """
+        with wrap_read_errors(self.location):
+            return {one.metadata.files[0].path: one.deletion_file() or "" for one in self._dataset.get_fragments()}
+
+    def ids_in(self, data_files: Collection[str]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """The ids in some data files, and the mask of those that were deleted."""
+        for batch in self.batches(["id"], data_files=data_files, with_row_id=True, include_deleted_rows=True):
+            ids = np.asarray(batch.column("id"))
+            require_ids(ids)
+            yield ids, np.asarray(batch.column("_rowid").is_null())

@@ -1,0 +1,83 @@
+"""Scans with SimSIMD: threads change nothing, nor do other libraries; lists of other precisions are rebuilt."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kedge.gallery import Gallery, simd
+from kedge.gallery.checksums import CHECKSUM, json_checksum, seal_text, unseal_text
+
+DIM, ANCHORS, ITEMS = 48, 5, 1500
+
+
+def clusters(seed: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    anchors = (rng.normal(size=(ANCHORS, DIM)) * 2).astype(np.float32)
+    items = anchors[rng.integers(0, ANCHORS, ITEMS)] + rng.normal(size=(ITEMS, DIM))
+    return anchors, items.astype(np.float32)
+
+
+@pytest.fixture
+def gallery(tmp_path: Path) -> Gallery:
+    anchors, items = clusters(0)
+    gallery = Gallery.create(tmp_path / "g", anchors=anchors, lists="anchor")
+    gallery.add_embeddings(items)
+    gallery.optimize()
+    return gallery
+
+
+def test_threads_change_no_hit(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+    query = clusters(0)[1][0]
+    monkeypatch.setattr(simd, "_PARALLEL_BYTES", 0)
+    monkeypatch.setattr(simd, "_THREADS", 2)
+    monkeypatch.setattr(simd, "_SLOW", 0.0)  # any wait is too long
+    monkeypatch.setattr(simd, "_BACKOFF", 1e9)
+    monkeypatch.setattr(simd, "_single_threaded_until", 0.0)
+    parallel = gallery.search(query, 20)
+    assert simd._single_threaded_until > 1e8
+    assert gallery.search(query, 20).hits == parallel.hits
+
+
+def test_beside_a_library_that_brings_the_same_symbols() -> None:
+    pytest.importorskip("usearch")
+    script = (
+        "import usearch.index, numpy as np; from kedge.gallery.simd import parallel_cdist; "
+        "print(parallel_cdist(np.ones((1, 4), np.float32), np.zeros((3, 4), np.float32)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.stdout == "[4. 4. 4.]\n", done.stderr
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
+def test_lists_of_another_precision_are_rebuilt(precision: str, gallery: Gallery) -> None:
+    """As earlier releases wrote them, with arrays of codes beside the others."""
+    query = clusters(0)[1][0]
+    expected = gallery.search(query, 20).hits
+    manifest = gallery.path / "gallery.json"
+    values = {**json.loads(manifest.read_text()), "precision": precision}
+    manifest.write_text(json.dumps({**values, CHECKSUM: json_checksum(values)}))
+    (header,) = gallery.path.glob("lists/*/lists.json")
+    lists = {**json.loads(unseal_text(header.read_bytes())), "precision": precision}
+    header.write_bytes(seal_text(json.dumps(lists)))
+    np.save(header.with_name("code_codes.npy"), np.zeros((ITEMS, DIM), np.int8))
+    assert Gallery.open(gallery.path).search(query, 20).hits == expected
+    assert not header.exists()
+    assert "as they were written" in Gallery.open(gallery.path).check()
+
+
+def test_keywords_of_the_last_release(tmp_path: Path, gallery: Gallery) -> None:
+    query = clusters(0)[1][0]
+    with pytest.warns(DeprecationWarning, match="precision has no effect any more"):
+        Gallery.create(tmp_path / "other", dim=3, precision="int8")  # type: ignore[call-arg]
+    with pytest.warns(DeprecationWarning, match="at_least is called min_candidates now"):
+        found = gallery.search(query, 900, at_least=900)  # type: ignore[call-arg]
+    assert len(found) == 900
+    with pytest.warns(DeprecationWarning, match="without is called exclude_id now"):
+        [found] = gallery.search_embeddings(query[None], 1, without=0)  # type: ignore[call-arg]
+    assert found.ids != [0]
