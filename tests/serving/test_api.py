@@ -187,9 +187,9 @@ def test_the_map_is_drawn_when_it_is_asked_for(built: Path, query: Query, monkey
     drawn: list[int] = []
     plain = Projection.__init__
 
-    def counted(self: Projection, anchors: np.ndarray, sample: np.ndarray) -> None:
+    def counted(self: Projection, anchors: np.ndarray, *others: np.ndarray) -> None:
         drawn.append(len(anchors))
-        plain(self, anchors, sample)
+        plain(self, anchors, *others)
 
     monkeypatch.setattr(Projection, "__init__", counted)
     with client_of(built) as api:

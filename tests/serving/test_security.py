@@ -34,7 +34,8 @@ from kedge.errors import ConfigError, DataError, GalleryError
 from kedge.gallery import Gallery
 from kedge.gallery import gallery as gallery_module
 from kedge.gallery.table import LOCK
-from kedge.serving import decoding, run
+from kedge.serving import decoding
+from kedge.serving import server as server_module
 from kedge.serving.app import create_app
 from kedge.serving.image_files import ImageFiles
 from kedge.serving.settings import Settings
@@ -292,7 +293,7 @@ def test_a_writable_server_without_a_key_makes_one_up(monkeypatch: pytest.Monkey
         del gallery, others
         found.append((settings, generated))
 
-    monkeypatch.setattr(run, "serve", instead)
+    monkeypatch.setattr(server_module, "serve", instead)
     monkeypatch.delenv("KEDGE_KEY", raising=False)
     for _ in range(2):
         verb.serve(tmp_path, writable=True)
@@ -1038,7 +1039,7 @@ def test_a_name_can_be_allowed(built: Path) -> None:
 
 def test_names_and_sites_come_from_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found: list[Settings] = []
-    monkeypatch.setattr(run, "serve", lambda gallery, settings, **others: found.append(settings))
+    monkeypatch.setattr(server_module, "serve", lambda gallery, settings, **others: found.append(settings))
     monkeypatch.delenv("KEDGE_KEY", raising=False)
     verb.serve(tmp_path)
     verb.serve(tmp_path, allow_host=["pictures.example"], allow_origin=[FRIEND], max_upload=3, images=[tmp_path])

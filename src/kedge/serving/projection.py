@@ -1,7 +1,7 @@
 """The gallery in two dimensions: t-SNE of the anchors and a sample of items, PCA where there are too many anchors.
 
-t-SNE places only the points it was fitted on. Every other item, and every query, goes to the weighted mean of its
-nearest fitted points, so that new items do not move the old ones.
+t-SNE places only the points it was fitted on. Every other item, and every query, goes between the two fitted items that
+are nearest to it, so that new items do not move the old ones.
 """
 
 from __future__ import annotations
@@ -20,34 +20,46 @@ __all__ = ["MAX_ANCHORS", "Projection", "ProjectionCache"]
 
 MAX_ANCHORS = 10_000
 """A map of more cannot be read."""
-_TSNE_POINTS = 1500
-"""Anchors and items that t-SNE is fitted on: what takes a few seconds."""
+_TSNE_POINTS = 1000
+"""Anchors and items that t-SNE is fitted on: what takes some two seconds."""
 _TSNE_STEPS = 500
-_PERPLEXITY = 30
-_NEIGHBOURS = 5
+_PERPLEXITY = 15
+_NEIGHBOURS = 2
 _SHARPNESS = 8
-"""Weights fall with this power of the distance: beside a much nearer point the others do not count."""
+"""Weights fall with this power of the distance: beside a much nearer point the other does not count."""
 
 
 class Projection:
     """A map from -1 to 1 both ways, fitted on anchors and some embeddings."""
 
-    def __init__(self, anchors: np.ndarray, sample: np.ndarray) -> None:
+    def __init__(self, anchors: np.ndarray, sample: np.ndarray, lists: np.ndarray) -> None:
+        """`lists` names the anchor in whose list each row of `sample` is."""
         points = np.concatenate([anchors, sample]).astype(np.float64)
         self._centre = points.mean(axis=0)
         self._scale = float(np.abs(points - self._centre).max()) or 1.0
         points = (points - self._centre) / self._scale
-        self._transform = _tsne(points) if len(anchors) <= _TSNE_POINTS else _pca(points)
-        placed = self._transform(points)
+        if len(anchors) > _TSNE_POINTS or len(points) <= _PERPLEXITY or not points.any():
+            self._transform = _pca(points)
+            placed = self._transform(points)
+        else:
+            placed = _tsne(points)
+            # In high dimensions an anchor is nearer to each of its items than they are to one another: items would
+            # all go to their anchors. So only those without an item stand for themselves.
+            fitted = np.concatenate(
+                [np.setdiff1d(np.arange(len(anchors)), lists), np.arange(len(anchors), len(points))]
+            )
+            self._transform = _interpolation(points[fitted], placed[fitted])
         self._middle = (placed.max(axis=0) + placed.min(axis=0)) / 2
         self._reach = float(np.abs(placed - self._middle).max()) or 1.0
-        self.anchors = self.place(anchors)
+        self.anchors = self._on_map(placed[: len(anchors)])
 
     def place(self, embeddings: np.ndarray) -> np.ndarray:
         """Coordinates of embeddings, one row each."""
         if not len(embeddings):
             return np.zeros((0, 2))
-        placed = self._transform((embeddings.astype(np.float64) - self._centre) / self._scale)
+        return self._on_map(self._transform((embeddings.astype(np.float64) - self._centre) / self._scale))
+
+    def _on_map(self, placed: np.ndarray) -> np.ndarray:
         coordinates: np.ndarray = np.clip(0.95 * (placed - self._middle) / self._reach, -1, 1)
         return coordinates
 
@@ -67,29 +79,35 @@ def _pca(points: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
     return transform
 
 
-def _tsne(points: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-    """t-SNE of the points; other rows go to the mean of their nearest points."""
+def _tsne(points: np.ndarray) -> np.ndarray:
+    """The points in two dimensions, by t-SNE from their principal components."""
     from sklearn.manifold import TSNE
-    from sklearn.neighbors import KNeighborsRegressor
+    from threadpoolctl import threadpool_limits
 
     start = _pca(points)(points)
-    spread = start.std(axis=0)[0]
-    if len(points) <= _NEIGHBOURS or spread == 0:  # nothing to lay out
-        return _pca(points)
     tsne = TSNE(
-        init=1e-4 * start / spread,
-        perplexity=min(_PERPLEXITY, (len(points) - 1) / 3),
+        init=1e-4 * start / start.std(axis=0)[0],
+        perplexity=_PERPLEXITY,
         max_iter=_TSNE_STEPS,
         random_state=0,
     )
-    placed = tsne.fit_transform(points)
-    nearest = KNeighborsRegressor(_NEIGHBOURS, weights=_weights, algorithm="brute").fit(points, placed)
-    transform: Callable[[np.ndarray], np.ndarray] = nearest.predict
+    with threadpool_limits(1):  # the other cores are for those who search
+        placed: np.ndarray = tsne.fit_transform(points)
+    return placed
+
+
+def _interpolation(points: np.ndarray, placed: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    """Every row goes to the weighted mean of its nearest points."""
+    from sklearn.neighbors import KNeighborsRegressor
+
+    neighbours = min(_NEIGHBOURS, len(points))
+    transform: Callable[[np.ndarray], np.ndarray]
+    transform = KNeighborsRegressor(neighbours, weights=_weights, algorithm="brute").fit(points, placed).predict
     return transform
 
 
 def _weights(distances: np.ndarray) -> np.ndarray:
-    """Of the nearest points, from distances in ascending order: 1 for the first, less for those farther away."""
+    """Of the nearest points: 1 for the first, less for those farther away."""
     distances = np.maximum(distances, 1e-9)
     weights: np.ndarray = (distances.min(axis=1, keepdims=True) / distances) ** _SHARPNESS
     return weights
@@ -114,7 +132,7 @@ class ProjectionCache:
         with self._mutex:
             if self._projection is None or self._anchors is None or not _same(self._anchors, anchors):
                 sample = catalogue.spread(max(0, _TSNE_POINTS - len(anchors)))
-                self._projection = Projection(anchors.vectors, catalogue.vectors(sample))
+                self._projection = Projection(anchors.vectors, catalogue.vectors(sample), catalogue.lists[sample])
                 self._anchors = anchors
             return self._projection
 
