@@ -1,13 +1,12 @@
-"""The gallery in two dimensions: t-SNE of the anchors and a sample of items, PCA where there are too many anchors.
+"""The gallery in two dimensions: the anchors by t-SNE (PCA where they are too many), items around their anchors.
 
-t-SNE places only the points it was fitted on. Every other item, and every query, goes between the two fitted items that
-are nearest to it, so that new items do not move the old ones.
+An item or a query goes to its nearest anchor, or between the two nearest, and from there along the two principal
+components of what is left of it. So its place depends on its embedding alone: new items do not move the old ones.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from http import HTTPStatus
 
 import numpy as np
@@ -20,97 +19,83 @@ __all__ = ["MAX_ANCHORS", "Projection", "ProjectionCache"]
 
 MAX_ANCHORS = 10_000
 """A map of more cannot be read."""
-_TSNE_POINTS = 1000
-"""Anchors and items that t-SNE is fitted on: what takes some two seconds."""
+_TSNE_ANCHORS = 1000
+"""The most that t-SNE lays out: what takes some two seconds."""
 _TSNE_STEPS = 500
-_PERPLEXITY = 15
-_NEIGHBOURS = 2
+_PERPLEXITY = 10
+_SAMPLE = 2000
+"""Items that say how far, and in which directions, items lie around their anchors."""
+_REACH = 0.45
+"""How far items get from their anchor at most, as a share of the distance between neighbouring anchors."""
 _SHARPNESS = 8
-"""Weights fall with this power of the distance: beside a much nearer point the other does not count."""
+"""Weights fall with this power of the distance: beside a much nearer anchor the other one does not count."""
 
 
 class Projection:
     """A map from -1 to 1 both ways, fitted on anchors and some embeddings."""
 
-    def __init__(self, anchors: np.ndarray, sample: np.ndarray, lists: np.ndarray) -> None:
-        """`lists` names the anchor in whose list each row of `sample` is."""
-        points = np.concatenate([anchors, sample]).astype(np.float64)
-        self._centre = points.mean(axis=0)
-        self._scale = float(np.abs(points - self._centre).max()) or 1.0
-        points = (points - self._centre) / self._scale
-        if len(anchors) > _TSNE_POINTS or len(points) <= _PERPLEXITY or not points.any():
-            self._transform = _pca(points)
-            placed = self._transform(points)
-        else:
-            placed = _tsne(points)
-            # In high dimensions an anchor is nearer to each of its items than they are to one another: items would
-            # all go to their anchors. So only those without an item stand for themselves.
-            fitted = np.concatenate(
-                [np.setdiff1d(np.arange(len(anchors)), lists), np.arange(len(anchors), len(points))]
-            )
-            self._transform = _interpolation(points[fitted], placed[fitted])
-        self._middle = (placed.max(axis=0) + placed.min(axis=0)) / 2
-        self._reach = float(np.abs(placed - self._middle).max()) or 1.0
-        self.anchors = self._on_map(placed[: len(anchors)])
+    def __init__(self, anchors: np.ndarray, sample: np.ndarray) -> None:
+        from sklearn.neighbors import NearestNeighbors  # takes a second to import, which a server need not wait for
+
+        self._centre = anchors.mean(axis=0, dtype=np.float64)
+        self._scale = float(np.abs(anchors - self._centre).max()) or 1.0
+        self._points = (anchors - self._centre) / self._scale
+        placed = _layout(self._points)
+        placed -= (placed.max(axis=0) + placed.min(axis=0)) / 2
+        self.anchors = 0.9 * placed / (np.abs(placed).max() or 1.0)
+        gaps = NearestNeighbors(n_neighbors=1).fit(self.anchors).kneighbors()[0] if len(anchors) > 1 else np.zeros(1)
+        self._reach = _REACH * float(np.median(gaps)) or 0.9
+        self._nearest = NearestNeighbors(n_neighbors=min(2, len(anchors)), algorithm="brute").fit(self._points)
+        residuals = self._residuals(sample)[1] if len(sample) else self._points
+        self._directions = _principal_components(residuals)
+        lengths = np.linalg.norm(residuals @ self._directions.T, axis=1)
+        self._usual = float(np.median(lengths)) or 1.0
 
     def place(self, embeddings: np.ndarray) -> np.ndarray:
         """Coordinates of embeddings, one row each."""
         if not len(embeddings):
             return np.zeros((0, 2))
-        return self._on_map(self._transform((embeddings.astype(np.float64) - self._centre) / self._scale))
-
-    def _on_map(self, placed: np.ndarray) -> np.ndarray:
-        coordinates: np.ndarray = np.clip(0.95 * (placed - self._middle) / self._reach, -1, 1)
+        middles, residuals = self._residuals(embeddings)
+        offsets = residuals @ self._directions.T / self._usual
+        offsets *= self._reach / (1 + np.linalg.norm(offsets, axis=1, keepdims=True))
+        coordinates: np.ndarray = np.clip(middles + offsets, -1, 1)
         return coordinates
 
-
-def _pca(points: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-    """Projection onto the first two principal components; zeros where there are fewer."""
-    from sklearn.decomposition import PCA  # takes a second to import, which a server need not wait for
-
-    if not np.ptp(points, axis=0).any():  # all of them are one
-        return lambda rows: np.zeros((len(rows), 2))
-    pca = PCA(min(2, *points.shape), random_state=0).fit(points)
-
-    def transform(rows: np.ndarray) -> np.ndarray:
-        columns = pca.transform(rows)
-        return np.pad(columns, ((0, 0), (0, 2 - columns.shape[1])))
-
-    return transform
+    def _residuals(self, embeddings: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """On the map, the weighted mean of the nearest anchors; and how rows differ from the nearest one."""
+        rows = (embeddings - self._centre) / self._scale
+        distances, near = self._nearest.kneighbors(rows)
+        distances = np.maximum(distances, 1e-9)
+        weights = (distances[:, :1] / distances) ** _SHARPNESS
+        weights /= weights.sum(axis=1, keepdims=True)
+        return np.einsum("ij,ijk->ik", weights, self.anchors[near]), rows - self._points[near[:, 0]]
 
 
-def _tsne(points: np.ndarray) -> np.ndarray:
-    """The points in two dimensions, by t-SNE from their principal components."""
+def _layout(points: np.ndarray) -> np.ndarray:
+    """The anchors in two dimensions."""
+    plane = points @ _principal_components(points).T
+    spread = plane.std(axis=0)[0]
+    if not 3 < len(points) <= _TSNE_ANCHORS or spread == 0:
+        return plane
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits
 
-    start = _pca(points)(points)
-    tsne = TSNE(
-        init=1e-4 * start / start.std(axis=0)[0],
-        perplexity=_PERPLEXITY,
-        max_iter=_TSNE_STEPS,
-        random_state=0,
-    )
+    perplexity = min(_PERPLEXITY, (len(points) - 1) / 3)
+    tsne = TSNE(init=1e-4 * plane / spread, perplexity=perplexity, max_iter=_TSNE_STEPS, random_state=0)
     with threadpool_limits(1):  # the other cores are for those who search
-        placed: np.ndarray = tsne.fit_transform(points)
+        placed: np.ndarray = tsne.fit_transform(points).astype(np.float64)
     return placed
 
 
-def _interpolation(points: np.ndarray, placed: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-    """Every row goes to the weighted mean of its nearest points."""
-    from sklearn.neighbors import KNeighborsRegressor
+def _principal_components(rows: np.ndarray) -> np.ndarray:
+    """The two directions in which rows differ most, 2 × d; zeros where there are fewer."""
+    from sklearn.decomposition import PCA
 
-    neighbours = min(_NEIGHBOURS, len(points))
-    transform: Callable[[np.ndarray], np.ndarray]
-    transform = KNeighborsRegressor(neighbours, weights=_weights, algorithm="brute").fit(points, placed).predict
-    return transform
-
-
-def _weights(distances: np.ndarray) -> np.ndarray:
-    """Of the nearest points: 1 for the first, less for those farther away."""
-    distances = np.maximum(distances, 1e-9)
-    weights: np.ndarray = (distances.min(axis=1, keepdims=True) / distances) ** _SHARPNESS
-    return weights
+    directions = np.zeros((2, rows.shape[1]))
+    if np.ptp(rows, axis=0).any():
+        components = PCA(min(2, *rows.shape), random_state=0).fit(rows).components_
+        directions[: len(components)] = components
+    return directions
 
 
 class ProjectionCache:
@@ -131,8 +116,8 @@ class ProjectionCache:
             )
         with self._mutex:
             if self._projection is None or self._anchors is None or not _same(self._anchors, anchors):
-                sample = catalogue.spread(max(0, _TSNE_POINTS - len(anchors)))
-                self._projection = Projection(anchors.vectors, catalogue.vectors(sample), catalogue.lists[sample])
+                sample = catalogue.vectors(catalogue.spread(_SAMPLE))
+                self._projection = Projection(anchors.vectors, sample)
                 self._anchors = anchors
             return self._projection
 
