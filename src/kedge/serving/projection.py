@@ -73,7 +73,7 @@ class Projection:
 
 def _layout(points: np.ndarray) -> np.ndarray:
     """The anchors in two dimensions."""
-    plane = points @ _principal_components(points).T
+    plane: np.ndarray = points @ _principal_components(points).T
     spread = plane.std(axis=0)[0]
     if not 3 < len(points) <= _TSNE_ANCHORS or spread == 0:
         return plane
