@@ -17,7 +17,7 @@ from kedge.serving.errors import Refused
 
 __all__ = ["MAX_ANCHORS", "Projection", "ProjectionCache"]
 
-MAX_ANCHORS = 10_000
+MAX_ANCHORS = 2000
 """A map of more cannot be read."""
 _TSNE_ANCHORS = 1000
 """The most that t-SNE lays out: what takes some two seconds."""
