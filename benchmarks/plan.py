@@ -35,7 +35,7 @@ def main() -> None:
     rows = [row(constants, pictures, given) for pictures in PICTURES]
     columns = [
         "pictures",
-        "record and lists, GiB",
+        "table and lists, GiB",
         f"decode and embed on {CORES} cores",
         "write the lists",
         "a machine that searches from memory",
@@ -65,7 +65,7 @@ def measured() -> dict[str, float]:
         json.loads((HERE / f"{name}.json").read_text()) for name in ("indexing", "large", "train_throughput")
     )
     ours = large["systems"]["kedge"]
-    vectors = 2 * 4 * large["dim"]  # one in the record, one in the lists
+    vectors = 2 * 4 * large["dim"]  # one in the table, one in the lists
     return {
         "pictures_per_core_second": round(indexing["indexing"] / indexing["machine"]["cores"], 1),
         "bytes_per_picture_besides_vectors": round(ours["disk_gib"] * GIB / large["items"] - vectors, 1),

@@ -26,13 +26,12 @@ def renamed_keywords(**names: str | None) -> Callable[[Callable[P, R]], Callable
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            for old, new in names.items():
-                if old in kwargs:
-                    value = kwargs.pop(old)
-                    if new is not None:
-                        kwargs[new] = value
-                    what = "has no effect any more: leave it out" if new is None else f"is called {new} now"
-                    warnings.warn(f"{function.__name__}: {old} {what}.", DeprecationWarning, stacklevel=2)
+            for old in names.keys() & kwargs.keys():
+                new, value = names[old], kwargs.pop(old)
+                if new is not None:
+                    kwargs[new] = value
+                what = "has no effect any more: leave it out" if new is None else f"is called {new} now"
+                warnings.warn(f"{function.__name__}: {old} {what}.", DeprecationWarning, stacklevel=2)
             return function(*args, **kwargs)
 
         return call

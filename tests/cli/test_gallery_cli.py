@@ -178,7 +178,7 @@ def test_remove_info_optimize(gallery: Path) -> None:
     assert facts["items"] == "11"
     assert facts["classes"] == "3, 2 of them learned"
     assert facts["dim"] == "8"
-    assert facts["lists"] == "by label, float32"
+    assert facts["lists"] == "by label"
     assert facts["model"] == f"resnet10, loss cam, {make_model(0).fingerprint}"
     assert int(facts["versions"].split(",")[0]) == len(Gallery.open(gallery).versions())
     assert facts["size on disk"].endswith("MB")

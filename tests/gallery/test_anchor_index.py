@@ -7,7 +7,6 @@ from kedge import Gallery
 from kedge.gallery import anchor_index, anchors
 from kedge.gallery.anchor_index import AnchorIndex
 from kedge.gallery.anchors import Anchors
-from kedge.losses.anchors import start_anchors
 
 
 def flat(points: np.ndarray, queries: np.ndarray, count: int) -> np.ndarray:
@@ -15,9 +14,14 @@ def flat(points: np.ndarray, queries: np.ndarray, count: int) -> np.ndarray:
     return np.argsort(squares, axis=1, kind="stable")[:, :count]
 
 
+def anchors_apart(count: int) -> np.ndarray:
+    """Anchors with room between them, as training leaves them."""
+    return 3 * np.random.default_rng(0).standard_normal((count, 16)).astype(np.float32)
+
+
 @pytest.fixture(scope="module")
 def many() -> np.ndarray:
-    return start_anchors(3000, 16).numpy()
+    return anchors_apart(3000)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +52,7 @@ def test_distances_are_those_of_the_anchors_found(many: np.ndarray, near: np.nda
 
 
 def test_all_anchors_can_be_asked_for(near: np.ndarray) -> None:
-    few = start_anchors(300, 16).numpy()
+    few = anchors_apart(300)
     numbers, _ = AnchorIndex.build(few).nearest(near, 300)
     np.testing.assert_array_equal(np.sort(numbers, axis=1), np.tile(np.arange(300), (len(near), 1)))
     alone, _ = AnchorIndex.build(few).nearest(near[:1], 500)

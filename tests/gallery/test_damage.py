@@ -89,12 +89,11 @@ ARRAYS = ["vectors.npy", "norms.npy", "ids.npy", "labels.npy", "paths.npy", "off
 
 
 @pytest.mark.parametrize("name", [*ARRAYS, "checksums.npy", "lists.json"])
-@pytest.mark.parametrize("at", [0.3, 0.6, 0.9])
-def test_damaged_lists_are_rebuilt(name: str, at: float, gallery: Gallery) -> None:
+def test_damaged_lists_are_rebuilt(name: str, gallery: Gallery) -> None:
     expected = answers(gallery)
     file = in_lists(gallery, name)
     head = 128 if file.suffix == ".npy" else 0
-    flip(file, head + int(at * (file.stat().st_size - head)))
+    flip(file, head + int(0.6 * (file.stat().st_size - head)))
     assert answers(Gallery.open(gallery.path)) == expected
     assert not file.exists()
     assert "as they were written" in Gallery.open(gallery.path).check()

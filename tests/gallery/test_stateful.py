@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
@@ -77,7 +78,7 @@ class Galleries(RuleBasedStateMachine):
     def agree(self, query: np.ndarray, k: int, where: str | None, wanted: set[int]) -> None:
         distances = {one: float(np.linalg.norm(self.vectors[one].astype(np.float64) - query)) for one in wanted}
         expected = sorted(distances.values())[:k]
-        for options in ({"method": "brute_force"}, {"probes": 10**6}, {"at_least": 10**6}):
+        for options in ({"method": "brute_force"}, {"probes": 10**6}, {"min_candidates": 10**6}):
             hits = self.gallery.search(query, k=k, where=where, **options).hits
             ids = [hit.id for hit in hits]
             assert len(set(ids)) == len(ids) == min(k, len(wanted))
@@ -96,7 +97,13 @@ class Galleries(RuleBasedStateMachine):
             shutil.rmtree(self.folder)
 
 
-TestGalleries = Galleries.TestCase
-TestGalleries.settings = settings(
-    max_examples=25, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
-)
+_common = settings(stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+class TestGalleries(Galleries.TestCase):  # type: ignore[name-defined,misc]
+    settings = settings(_common, max_examples=10)
+
+
+@pytest.mark.soak
+class TestManyGalleries(Galleries.TestCase):  # type: ignore[name-defined,misc]
+    settings = settings(_common, max_examples=100)

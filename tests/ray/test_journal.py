@@ -19,7 +19,7 @@ def one(gallery: Gallery, first: int, files: list[Path]) -> Entry:
     [rows] = Decoder(first, model.preprocessing, gallery.thumbnails)(pack(work))
     embedder = Embedder.__new__(Embedder)
     embedder._model = model
-    [entry] = unpack(Writer(gallery.place, gallery.dim, first)(embedder(rows)))
+    [entry] = unpack(Writer(gallery.location, gallery.dim, first)(embedder(rows)))
     assert isinstance(entry, Entry)
     return entry
 

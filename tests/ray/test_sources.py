@@ -17,7 +17,7 @@ from kedge.cli import app
 from kedge.errors import ConfigError, DataError, KedgeError
 from kedge.gallery import Gallery
 from kedge.model import Model
-from kedge.ray import index_with_ray
+from kedge.ray.index import Decoder, Embedder, Task, Writer, pack, unpack
 from kedge.ray.sources import CHUNK, Item, list_source
 
 
@@ -96,14 +96,22 @@ def test_parquet(pictures: list[Path], tmp_path: Path) -> None:
         list_source(tmp_path / "bad.parquet")
 
 
-@pytest.mark.usefixtures("cluster")
-def test_parquet_through_ray(gallery: Gallery, model: Model, pictures: list[Path], tmp_path: Path) -> None:
+def test_parquet_through_all_stages(gallery: Gallery, model: Model, pictures: list[Path], tmp_path: Path) -> None:
     contents = [picture.read_bytes() for picture in pictures[:40]] + [b"no picture"]
     table = pa.table({"image": contents, "label": ["x"] * 41, "size": list(range(41))})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=25)
-    added = index_with_ray(gallery, tmp_path / "a.parquet")
-    assert added == list(range(40))
-    assert [path for path, _ in added.skipped] == [f"{tmp_path / 'a.parquet'}#40"]
+    embedder = Embedder.__new__(Embedder)
+    embedder._model = model
+    decode, write = Decoder(0, model.preprocessing, 16), Writer(gallery.location, gallery.dim, 0)
+    with gallery.writing() as writer:
+        writer.add_columns({"size": pa.array([], pa.int64())})
+        shards = list_source(tmp_path / "a.parquet").shards
+        chunks = [chunk for shard in shards for chunk in decode(pack(Task(shard, {}, "state", frozenset())))]
+        entries = [unpack(write(embedder(chunk)))[0] for chunk in chunks]
+        writer.commit([fragment for entry in entries for fragment in entry.fragments])
+    added = [id for entry in entries for id in entry.ids]
+    assert (len(shards), added) == (2, list(range(40)))
+    assert [path for entry in entries for path, _ in entry.skipped] == [f"{tmp_path / 'a.parquet'}#40"]
     assert (gallery.item(39).label, gallery.item(39).metadata) == ("x", {"size": 39})
     wanted = model.embed(pictures[:40]).numpy()
     np.testing.assert_allclose([gallery.vector(id) for id in added], wanted, rtol=0, atol=1e-5)

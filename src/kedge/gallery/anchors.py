@@ -47,7 +47,7 @@ class Anchors:
     def nearest(self, queries: np.ndarray, count: int) -> np.ndarray:
         """The `count` nearest anchors of each query, nearest first; ties by order."""
         if self.index is not None:
-            return self._nearest_by_index(self.index, queries, count)[0]
+            return self._nearest_by_index(self.index, queries, count)
         if len(queries) == 1:
             # Not by BLAS: its threads would stay awake and in the way of the next step.
             scores = parallel_cdist(queries, self.vectors)[None]
@@ -62,22 +62,21 @@ class Anchors:
 
     def nearest_squares(self, queries: np.ndarray) -> np.ndarray:
         """The squared distance of each query to its nearest anchor."""
-        if self.index is not None:
-            return self._nearest_by_index(self.index, queries, 1)[1][:, 0]
-        squares: np.ndarray = self.distances(queries).min(axis=1)
+        differences = queries - self.vectors[self.nearest(queries, 1)[:, 0]]
+        squares: np.ndarray = np.einsum("ij,ij->i", differences, differences)
         return squares
 
-    def _nearest_by_index(self, index: AnchorIndex, queries: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    def _nearest_by_index(self, index: AnchorIndex, queries: np.ndarray, count: int) -> np.ndarray:
         numbers, squares = index.nearest(queries, count)
         if len(index) == len(self):
-            return numbers, squares
+            return numbers
         # The anchors that came later are few.
         later = Anchors(self.vectors[len(index) :], self.names[len(index) :], 0).distances(queries)
         later_numbers = np.broadcast_to(np.arange(len(index), len(self)), later.shape)
         squares = np.concatenate([squares, later], axis=1)
         numbers = np.concatenate([numbers, later_numbers], axis=1)
         order = np.lexsort((numbers, squares), axis=1)[:, :count]
-        return np.take_along_axis(numbers, order, 1), np.take_along_axis(squares, order, 1)
+        return np.take_along_axis(numbers, order, 1)
 
     def distances(self, queries: np.ndarray) -> np.ndarray:
         """Squared distances, queries × anchors."""

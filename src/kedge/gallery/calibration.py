@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -17,6 +19,9 @@ from kedge.io import atomic_write
 __all__ = ["FILE", "Calibration", "CalibrationFile", "save_calibration"]
 
 FILE = "calibration.json"
+_MAX_AGE = 0.001
+_MTIME_RESOLUTION = 50_000_000
+"""Nanoseconds: coarser than any file system's clock."""
 
 
 @dataclass(frozen=True)
@@ -53,22 +58,29 @@ def save_calibration(where: Location | Path, calibration: Calibration) -> None:
 
 
 class CalibrationFile:
-    """The calibration of a gallery, read again only where its file was replaced."""
+    """The calibration of a gallery, read again only where something in its folder was replaced."""
 
     def __init__(self, folder: Path) -> None:
+        self._folder = str(folder)
         self._file = folder / FILE
-        self._stamp: tuple[int, int] | None = None
+        self._mtime = 0
+        self._checked = -math.inf
         self._calibration: Calibration | None = None
 
     def load(self) -> Calibration | None:
-        """The calibration, if there is one."""
+        """The calibration, if there is one, as of a millisecond ago."""
+        now = time.monotonic()
+        if now - self._checked < _MAX_AGE:
+            return self._calibration
+        self._checked = now
         try:
-            status = self._file.stat()
+            mtime = os.stat(self._folder).st_mtime_ns  # noqa: PTH116 - asked by nearly every search
         except FileNotFoundError:
-            self._stamp = self._calibration = None
-            return None
-        if (stamp := (status.st_mtime_ns, status.st_ino)) != self._stamp:
-            self._calibration, self._stamp = self._read(), stamp
+            return self._calibration
+        if mtime != self._mtime:
+            self._calibration = self._read() if self._file.exists() else None
+            # A recent mtime may still be that of the next file.
+            self._mtime = mtime if time.time_ns() - mtime > _MTIME_RESOLUTION else 0
         return self._calibration
 
     def _read(self) -> Calibration:

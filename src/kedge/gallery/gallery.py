@@ -332,6 +332,7 @@ class Gallery:
         calibration = Calibration.from_distances(nearest, accept)
         with self.writing():
             save_calibration(self.location, calibration)
+        self._calibration = CalibrationFile(self.path)
         return calibration
 
     def optimize(self, *, forget: float | None = None) -> None:

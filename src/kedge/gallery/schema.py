@@ -22,7 +22,6 @@ __all__ = [
     "embeddings_of",
     "first_line",
     "normalize_label",
-    "require_ids",
     "require_valid",
 ]
 
@@ -95,16 +94,11 @@ def check_labels(labels: Iterable[str | None]) -> list[str | None]:
 # ---------------------------------------------------------------------- valid rows
 
 
-def require_ids(ids: np.ndarray) -> None:
-    """Raise where an id is out of range."""
+def require_valid(ids: np.ndarray, embeddings: np.ndarray | None = None) -> None:
+    """Raise where an id is out of range or a vector not finite: it would be nearest to nothing, or to everything."""
     if len(ids) and not 0 <= ids.min() <= ids.max() < _MAX_ID:
         raise GalleryError("The table is damaged, it holds ids that no item can have: kedge info --check names them.")
-
-
-def require_valid(ids: np.ndarray, embeddings: np.ndarray) -> None:
-    """Raise where an id is out of range or a vector not finite: it would be nearest to nothing, or to everything."""
-    require_ids(ids)
-    finite = np.isfinite(embeddings).all(axis=1)
+    finite = np.ones(0, bool) if embeddings is None else np.isfinite(embeddings).all(axis=1)
     if not finite.all():
         raise GalleryError(
             f"The vector of item {ids[~finite][0]} is damaged, it is not finite: kedge info --check says what to do."

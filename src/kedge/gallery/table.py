@@ -30,7 +30,7 @@ from kedge.gallery.schema import (
     damaged_rows,
     embeddings_of,
     first_line,
-    require_ids,
+    require_valid,
 )
 
 __all__ = ["LOCK", "MEMORY", "Table", "Version"]
@@ -370,5 +370,5 @@ class Table:
         """The ids in some data files, and the mask of those that were deleted."""
         for batch in self.batches(["id"], data_files=data_files, with_row_id=True, include_deleted_rows=True):
             ids = np.asarray(batch.column("id"))
-            require_ids(ids)
+            require_valid(ids)
             yield ids, np.asarray(batch.column("_rowid").is_null())

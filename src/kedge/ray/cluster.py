@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from kedge.deps import require
 from kedge.errors import ConfigError, GalleryError, KedgeError
+from kedge.gallery.schema import first_line
 
 __all__ = ["Cluster", "connect"]
 
@@ -46,8 +47,8 @@ def connect(address: str | None = None, workers: int | None = None) -> Iterator[
     if workers is not None and workers < 1:
         raise ConfigError(f"workers must be at least 1, found {workers}.")
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # its core writes to the terminal, past any logger
-    ray = require("ray", extra="scale", purpose="--runner ray")
-    require("lance_ray", extra="scale", purpose="--runner ray")
+    ray = require("ray", extra="scale", purpose="A Ray cluster")
+    require("lance_ray", extra="scale", purpose="A Ray cluster")
     if ray.is_initialized():
         with _unwrap_errors():
             yield _resources()
@@ -114,7 +115,7 @@ def _start(folder: str, workers: int | None) -> None:
             _system_config={"idle_worker_killing_time_threshold_ms": 60_000},
         )
     except (OSError, RuntimeError, ValueError, TimeoutError) as error:
-        raise ConfigError(f"Ray could not be started on this machine: {_first_line(error)}") from error
+        raise ConfigError(f"Ray could not be started on this machine: {first_line(error)}") from error
 
 
 def _resources() -> Cluster:
@@ -143,10 +144,6 @@ def _unwrap_errors() -> Iterator[None]:
         if not isinstance(error, RayError):
             raise
         raise GalleryError(f"A worker failed ({_last_line(error)}): what the gallery held before stays.") from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _last_line(error: BaseException) -> str:

@@ -137,7 +137,7 @@ def test_what_is_refused(gallery: Gallery, tmp_path: Path, photos: Path, monkeyp
     with pytest.raises(ConfigError, match="made without a model"):
         index_with_ray(Gallery.create(tmp_path / "vectors", dim=3), photos)
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ConfigError, match=r"Ray is not installed: run pip install 'kedge\[scale\]'"):
+    with pytest.raises(ConfigError, match=r"needs ray, which is not installed: pip install 'kedge\[scale\]'"):
         index_with_ray(gallery, photos)
 
 
@@ -147,7 +147,7 @@ def test_a_writer_elsewhere_and_an_error_on_a_worker(
 ) -> None:
     from kedge.gallery import gallery as module
 
-    monkeypatch.setattr(module, "_WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(module, "_LOCK_SECONDS", 0.1)
     with gallery.writing(), pytest.raises(GalleryError, match="Another process is writing"):
         index_with_ray(Gallery.open(gallery.path), photos)
 
