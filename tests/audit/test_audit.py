@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from kedge.audit import Audit, Finding, audit, audit_page
+from kedge.audit.items import Items
+from kedge.audit.labels import measure
 from kedge.cli import app
 from kedge.encoders import build_encoder
 from kedge.errors import ConfigError
@@ -226,3 +229,17 @@ def test_the_verb_prints_a_table_or_json_and_takes_a_folder_to_compare(
     assert result.exit_code == 0, result.output
     leaks = [one for one in json.loads(result.stdout)["findings"] if one["kind"] == "leak"]
     assert {Path(one["other_path"]).name for one in leaks} >= {path.name for path in (pictures / "a").iterdir()}
+
+
+def test_memory_does_not_grow_with_items_times_anchors(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    anchors = rng.normal(size=(2000, 4)).astype(np.float32)
+    gallery = Gallery.create(tmp_path / "many", anchors=anchors)
+    gallery.add_embeddings(np.repeat(anchors, 2, axis=0) + rng.normal(size=(4000, 4)).astype(np.float32))
+    gallery.optimize()
+    audit(gallery)
+    tracemalloc.start()
+    measure(Items(gallery))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 4000 * 2000 * 8

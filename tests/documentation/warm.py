@@ -31,7 +31,7 @@ HEAVY = (
     "kedge.evaluation",
     "kedge.gallery",
     "kedge.audit",
-    "kedge.serving.run",
+    "kedge.serving.server",
     "kedge.reproduce.experiments",
 )
 

@@ -5,20 +5,29 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
 
 import numpy as np
 import pytest
+import uvicorn
 from PIL import Image
 
 from kedge.gallery import Gallery
+from kedge.serving.app import create_app
+from kedge.serving.server import uvicorn_config
+from kedge.serving.service import Service
+from kedge.serving.settings import Settings
 from kedge.training import train
 
 KEY = "a key that nobody guesses"
@@ -58,6 +67,46 @@ def serving(gallery: Path, *options: str, key: str | None = None) -> Iterator[Se
 def _serving() -> Callable[..., AbstractContextManager[Server]]:
     """`with serving(gallery, "--writable", key=KEY) as server:`"""
     return serving
+
+
+@contextmanager
+def serving_in_thread(gallery: Path, **settings: Any) -> Iterator[ThreadServer]:
+    """A server in a thread of this process, which is there sooner and takes every setting."""
+    app = create_app(gallery, Settings(**settings))
+    server = uvicorn.Server(uvicorn_config(app))
+    listening = socket.socket()
+    listening.bind(("127.0.0.1", 0))
+    thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
+    thread.start()
+    try:
+        end = time.monotonic() + 60
+        while not server.started:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        yield ThreadServer(listening.getsockname()[1], app.state.service, server)
+    finally:
+        server.should_exit = True
+        thread.join(60)
+        listening.close()
+
+
+@dataclass
+class ThreadServer:
+    """Where it listens, and its insides."""
+
+    port: int
+    service: Service
+    uvicorn: uvicorn.Server
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+@pytest.fixture(scope="session", name="serving_in_thread")
+def _serving_in_thread() -> Callable[..., AbstractContextManager[ThreadServer]]:
+    """`with serving_in_thread(gallery, writable=True, key=KEY) as server:`"""
+    return serving_in_thread
 
 
 @pytest.fixture(scope="session", name="key")

@@ -19,11 +19,11 @@ from PIL import Image
 import kedge
 from kedge.errors import ConfigError, ServiceError
 from kedge.gallery import Gallery
-from kedge.gallery.calibration import Calibration, save_calibration
+from kedge.gallery.anchors import Anchors
+from kedge.gallery.calibration import Calibration, CalibrationFile, save_calibration
 from kedge.serving import batching
 from kedge.serving.app import create_app
-from kedge.serving.layout import Layout
-from kedge.serving.maps import MAX_ANCHORS
+from kedge.serving.projection import MAX_ANCHORS, Projection
 from kedge.serving.settings import Settings
 
 Query = Callable[..., bytes]
@@ -104,11 +104,21 @@ def test_an_item_finds_others_but_not_itself(api: TestClient) -> None:
     assert answer["seconds"]["encoder"] is None
 
 
-@pytest.mark.parametrize(("threshold", "unknown"), [(0.0, True), (1e9, False)])
-def test_unknown_is_said(own_gallery: Path, query: Query, threshold: float, unknown: bool) -> None:
-    save_calibration(own_gallery, Calibration(threshold, 0.95, 40))
-    with client_of(own_gallery) as api:
-        assert api.post("/search", content=query("level"), headers=PNG).json()["unknown"] is unknown
+def test_a_search_looks_at_the_nearest_anchors_only_and_reads_no_file(
+    built: Path, query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with client_of(built) as api:
+        expected = api.post("/search", content=query("level"), headers=PNG).json()
+        monkeypatch.setattr(Anchors, "distances", lambda *_: pytest.fail("Distances to all anchors were computed."))
+        monkeypatch.setattr(Anchors, "nearest_squares", lambda *_: np.zeros(1))  # whether the query is unknown
+        monkeypatch.setattr(CalibrationFile, "_read", lambda _: pytest.fail("A file was read."))
+        monkeypatch.setattr(Gallery, "vector", lambda *_: pytest.fail("The table was read."))
+        answer = api.post("/search", content=query("level"), headers=PNG).json()
+        assert answer["nearest"] == expected["nearest"]
+        distances = [anchor["distance"] for anchor in answer["nearest"]]
+        assert distances == sorted(distances)
+        [item] = api.get("/items/7/similar", params={"k": 1}).json()["searches"]
+        assert item["hits"][0]["id"] != 7
 
 
 def test_items_page_by_page(api: TestClient, built: Path) -> None:
@@ -175,11 +185,16 @@ def test_the_map_places_items_anchors_and_queries(api: TestClient, query: Query)
 
 def test_the_map_is_drawn_when_it_is_asked_for(built: Path, query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[int] = []
-    of = Layout.of
-    monkeypatch.setattr(Layout, "of", lambda anchors, *others: drawn.append(len(anchors)) or of(anchors, *others))
+    plain = Projection.__init__
+
+    def counted(self: Projection, anchors: np.ndarray, *others: np.ndarray) -> None:
+        drawn.append(len(anchors))
+        plain(self, anchors, *others)
+
+    monkeypatch.setattr(Projection, "__init__", counted)
     with client_of(built) as api:
         assert api.post("/search", content=query("level"), headers=PNG).json()["place"] is None
-        service_of(api)._drawing.submit(int).result(30)  # after all that was begun
+        service_of(api)._projection_thread.submit(int).result(30)  # after all that was begun
         assert drawn == []
         assert api.get("/map").status_code == 200
         assert api.post("/search", content=query("level"), headers=PNG).json()["place"] is not None
@@ -187,7 +202,7 @@ def test_the_map_is_drawn_when_it_is_asked_for(built: Path, query: Query, monkey
 
 
 def test_a_map_of_too_many_anchors_is_refused_with_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Layout, "of", lambda *others: pytest.fail("It was drawn."))
+    monkeypatch.setattr(Projection, "__init__", lambda *_: pytest.fail("It was drawn."))
     count = MAX_ANCHORS + 1
     anchors = np.random.default_rng(0).normal(size=(count, 4)).astype(np.float32)
     gallery = Gallery.create(tmp_path / "many", anchors=anchors)
@@ -386,15 +401,15 @@ def test_a_new_version_is_seen_at_once(api: TestClient, own_gallery: Path) -> No
 def test_queries_that_arrive_together_share_a_batch(built: Path, query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     go = threading.Event()
-    plain = batching.SharedEncoder._embed
+    plain = batching.BatchedEncoder._embed
 
-    def slow(self: batching.SharedEncoder, several: list) -> np.ndarray:  # type: ignore[type-arg]
+    def slow(self: batching.BatchedEncoder, several: list) -> np.ndarray:  # type: ignore[type-arg]
         sizes.append(len(several))
         if len(sizes) == 2:  # the first was the server's own, to get ready
-            go.wait(10)
+            go.wait(60)
         return plain(self, several)
 
-    monkeypatch.setattr(batching.SharedEncoder, "_embed", slow)
+    monkeypatch.setattr(batching.BatchedEncoder, "_embed", slow)
     expected = [Gallery.open(built).search(query(label), k=1).ids for label in CLASSES]
 
     async def ask() -> list[list[int]]:
@@ -411,7 +426,8 @@ def test_queries_that_arrive_together_share_a_batch(built: Path, query: Query, m
                 while len(sizes) < 2:
                     await asyncio.sleep(0.01)
                 others = [asyncio.create_task(one(label)) for label in CLASSES[1:] + CLASSES]
-                await asyncio.sleep(0.5)
+                while len(app.state.service._encoder._queue) < len(others):
+                    await asyncio.sleep(0.01)
                 go.set()
                 return await asyncio.gather(first, *others)
 
@@ -425,17 +441,17 @@ def test_whoever_comes_too_many_is_told_to_come_back(
     built: Path, query: Query, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go = threading.Event()
-    plain = batching.SharedEncoder._embed
+    plain = batching.BatchedEncoder._embed
     calls: list[int] = []
 
-    def slow(self: batching.SharedEncoder, several: list) -> np.ndarray:  # type: ignore[type-arg]
+    def slow(self: batching.BatchedEncoder, several: list) -> np.ndarray:  # type: ignore[type-arg]
         calls.append(1)
         if len(calls) > 1:
             go.wait(10)
         return plain(self, several)
 
-    monkeypatch.setattr(batching.SharedEncoder, "_embed", slow)
-    with client_of(built, Settings(waiting=2)) as api:
+    monkeypatch.setattr(batching.BatchedEncoder, "_embed", slow)
+    with client_of(built, Settings(concurrency=2)) as api:
         answers: list[httpx.Response] = []
         threads = [
             threading.Thread(target=lambda: answers.append(api.post("/search", content=query("level"), headers=PNG)))

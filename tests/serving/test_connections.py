@@ -9,21 +9,18 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 
 from kedge.serving import connections
-from kedge.serving.app import create_app
 from kedge.serving.connections import ConnectionLimiter
 from kedge.serving.errors import Refused
-from kedge.serving.in_flight import UploadBudget
+from kedge.serving.limits import UploadBudget
 from kedge.serving.metrics import Metrics
-from kedge.serving.run import config_of
 from kedge.serving.settings import Settings
 
 Query = Callable[..., bytes]
@@ -32,29 +29,11 @@ LONG = 30
 """Seconds until a test fails that waits for an answer."""
 
 
-@contextmanager
-def serving(gallery: Path, **limits: Any) -> Iterator[Server]:
-    """A server in a thread, with limits that the command line does not have."""
-    app = create_app(gallery, Settings(**limits))
-    server = uvicorn.Server(config_of(app))
-    listening = socket.socket()
-    listening.bind(("127.0.0.1", 0))
-    thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
-    thread.start()
-    try:
-        wait_until(lambda: server.started)
-        yield Server(listening.getsockname()[1], app.state.service, server)
-    finally:
-        server.should_exit = True
-        thread.join(LONG)
-        listening.close()
-
-
 class Server:
-    """Where it listens, and what it counts."""
+    """Connections to a server, and what it counts."""
 
-    def __init__(self, port: int, service: Any, server: uvicorn.Server) -> None:
-        self.port, self.service, self._server = port, service, server
+    def __init__(self, server: Any) -> None:
+        self.port, self.service, self._server = server.port, server.service, server.uvicorn
 
     def connect(self, content: bytes = b"", source: str = "127.0.0.1") -> socket.socket:
         connection = socket.create_connection(("127.0.0.1", self.port), LONG, (source, 0))
@@ -72,6 +51,19 @@ class Server:
 
     def count(self, name: str) -> float:
         return float(self.service.metrics.registry.get_sample_value(name) or 0)
+
+
+Serving = Callable[..., AbstractContextManager[Server]]
+
+
+@pytest.fixture(scope="session")
+def serving(serving_in_thread: Callable[..., AbstractContextManager[Any]]) -> Serving:
+    @contextmanager
+    def start(gallery: Path, **settings: Any) -> Iterator[Server]:
+        with serving_in_thread(gallery, **settings) as server:
+            yield Server(server)
+
+    return start
 
 
 def answer_of(connection: socket.socket) -> tuple[int, dict[str, Any]]:
@@ -114,7 +106,7 @@ def upload(content: bytes, length: int | None = None) -> bytes:
 # ---------------------------------------------------------------------- deadlines
 
 
-def test_a_header_must_be_complete_in_time(built: Path) -> None:
+def test_a_header_must_be_complete_in_time(built: Path, serving: Serving) -> None:
     with serving(built, header_seconds=0.3) as server, server.connect(HEADER[:20]) as slow, server.connect() as silent:
         assert answer_of(slow) == (408, {"error": "The request came too slowly: try again."})
         assert is_closed(slow)
@@ -122,7 +114,7 @@ def test_a_header_must_be_complete_in_time(built: Path) -> None:
         wait_until(lambda: server.count("kedge_connections") == 0)
 
 
-def test_a_header_that_trickles_is_not_waited_for(built: Path) -> None:
+def test_a_header_that_trickles_is_not_waited_for(built: Path, serving: Serving) -> None:
     with serving(built, header_seconds=0.5) as server, server.connect() as slow:
         stop = threading.Event()
 
@@ -142,14 +134,14 @@ def test_a_header_that_trickles_is_not_waited_for(built: Path) -> None:
         thread.join(LONG)
 
 
-def test_the_next_header_of_a_connection_must_be_complete_in_time_too(built: Path) -> None:
+def test_the_next_header_of_a_connection_must_be_complete_in_time_too(built: Path, serving: Serving) -> None:
     with serving(built, header_seconds=0.5) as server, server.connect(HEADER) as slow:
         assert answer_of(slow)[0] == 200
         slow.sendall(HEADER[:20])
         assert answer_of(slow)[0] == 408
 
 
-def test_a_body_that_nobody_reads_must_be_complete_in_time(built: Path) -> None:
+def test_a_body_that_nobody_reads_must_be_complete_in_time(built: Path, serving: Serving) -> None:
     with (
         serving(built, upload_seconds=0.2, seconds=0.3) as server,
         server.connect(HEADER[:-2] + b"Content-Length: 100\r\n\r\nhalf") as slow,
@@ -159,7 +151,7 @@ def test_a_body_that_nobody_reads_must_be_complete_in_time(built: Path) -> None:
         assert is_closed(slow)
 
 
-def test_who_does_not_read_the_answer_is_not_waited_for(built: Path) -> None:
+def test_who_does_not_read_the_answer_is_not_waited_for(built: Path, serving: Serving) -> None:
     with serving(built, seconds=0.5) as server:
         unread = socket.socket()
         unread.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -182,7 +174,7 @@ def test_who_does_not_read_the_answer_is_not_waited_for(built: Path) -> None:
 # ---------------------------------------------------------------------- how many
 
 
-def test_idle_connections_lock_nobody_out(built: Path) -> None:
+def test_idle_connections_lock_nobody_out(built: Path, serving: Serving) -> None:
     with serving(built, connections_per_address=20) as server, ExitStack() as stack:
         idle = [stack.enter_context(server.connect()) for _ in range(40)]
         for _ in range(5):
@@ -193,7 +185,7 @@ def test_idle_connections_lock_nobody_out(built: Path) -> None:
         assert answer_of(idle[-1])[0] == 200
 
 
-def test_connections_that_are_kept_for_a_next_request_make_room(built: Path) -> None:
+def test_connections_that_are_kept_for_a_next_request_make_room(built: Path, serving: Serving) -> None:
     with serving(built, connections_per_address=2) as server, ExitStack() as stack:
         kept = [stack.enter_context(server.connect(HEADER)) for _ in range(2)]
         assert [answer_of(connection)[0] for connection in kept] == [200, 200]
@@ -201,7 +193,7 @@ def test_connections_that_are_kept_for_a_next_request_make_room(built: Path) -> 
         assert is_closed(kept[0])
 
 
-def test_whoever_makes_room_is_told_so(built: Path) -> None:
+def test_whoever_makes_room_is_told_so(built: Path, serving: Serving) -> None:
     with serving(built, connections_per_address=2) as server, ExitStack() as stack:
         first = stack.enter_context(server.connect(HEADER[:10]))
         wait_until(lambda: server.headers() == [10])
@@ -215,7 +207,7 @@ def test_whoever_makes_room_is_told_so(built: Path) -> None:
         assert answer_of(second)[0] == 200
 
 
-def test_the_cap_is_per_address(built: Path) -> None:
+def test_the_cap_is_per_address(built: Path, serving: Serving) -> None:
     with serving(built, connections_per_address=3, connections=100) as server, ExitStack() as stack:
         other = stack.enter_context(server.connect(HEADER[:20], "127.0.0.2"))
         for _ in range(10):
@@ -226,7 +218,7 @@ def test_the_cap_is_per_address(built: Path) -> None:
         assert answer_of(other)[0] == 200
 
 
-def test_the_cap_of_all_addresses(built: Path) -> None:
+def test_the_cap_of_all_addresses(built: Path, serving: Serving) -> None:
     with serving(built, connections=5) as server, ExitStack() as stack:
         for number in range(10):
             stack.enter_context(server.connect(b"", f"127.0.0.{number + 2}"))
@@ -235,7 +227,7 @@ def test_the_cap_of_all_addresses(built: Path) -> None:
         assert server.ask(HEADER)[0] == 200
 
 
-def test_a_request_that_is_worked_on_is_not_put_out(built: Path, query: Query) -> None:
+def test_a_request_that_is_worked_on_is_not_put_out(built: Path, serving: Serving, query: Query) -> None:
     go_on = threading.Event()
     with serving(built, connections_per_address=2) as server, ExitStack() as stack:
         embed = server.service.embed
@@ -267,7 +259,7 @@ def test_no_more_connections_than_files_can_be_open(monkeypatch: pytest.MonkeyPa
     assert raised == [(1000, 1000)]
 
 
-def test_what_is_no_http_is_told_so_in_json(built: Path) -> None:
+def test_what_is_no_http_is_told_so_in_json(built: Path, serving: Serving) -> None:
     with serving(built) as server:
         for content in (b"what is this\r\n\r\n", HEADER.replace(b"GET", b"G\x00T"), b"GET /" + b"x" * 70_000):
             status, said = server.ask(content)
@@ -283,9 +275,9 @@ def test_what_is_no_http_is_told_so_in_json(built: Path) -> None:
 # ---------------------------------------------------------------------- slots and bytes
 
 
-def test_half_bodies_hold_no_slot(built: Path, query: Query) -> None:
+def test_half_bodies_hold_no_slot(built: Path, serving: Serving, query: Query) -> None:
     picture = query("level")
-    with serving(built, waiting=2) as server, ExitStack() as stack:
+    with serving(built, concurrency=2) as server, ExitStack() as stack:
         half = [stack.enter_context(server.connect(upload(picture[:-10], len(picture)))) for _ in range(8)]
         wait_until(lambda: server.count("kedge_upload_bytes") == 8 * (len(picture) - 10))
         assert server.count("kedge_requests_inside") == 0
@@ -295,7 +287,7 @@ def test_half_bodies_hold_no_slot(built: Path, query: Query) -> None:
         wait_until(lambda: server.count("kedge_upload_bytes") == 7 * (len(picture) - 10))
 
 
-def test_the_upload_that_stalled_longest_makes_room(built: Path, query: Query) -> None:
+def test_the_upload_that_stalled_longest_makes_room(built: Path, serving: Serving, query: Query) -> None:
     picture = query("level")
     limits = {"upload_memory": 10_000, "max_bytes": 10_000}
     with serving(built, **limits) as server, ExitStack() as stack:
@@ -307,7 +299,7 @@ def test_the_upload_that_stalled_longest_makes_room(built: Path, query: Query) -
         wait_until(lambda: server.count("kedge_upload_bytes") == 9500)
         whole = upload(picture + bytes(2000))
         assert server.ask(whole)[0] == 200
-        assert answer_of(half[1]) == (408, {"error": "The picture came too slowly: try again."})
+        assert answer_of(half[1]) == (408, {"error": "The image came too slowly: try again."})
         wait_until(lambda: server.count("kedge_upload_bytes") == 6500)
 
 
@@ -316,10 +308,10 @@ def test_uploads_that_are_worked_on_are_not_cut_off() -> None:
         budget = UploadBudget(100, Metrics())
         with budget.upload() as worked_on, budget.upload() as arriving:
             async with worked_on.deadline(LONG):
-                worked_on.grow(80)
-            worked_on.arrived()
+                budget.grow(worked_on, 80)
+            budget.complete(worked_on)
             with pytest.raises(Refused) as refused:
-                arriving.grow(30)
+                budget.grow(arriving, 30)
             assert refused.value.status == HTTPStatus.TOO_MANY_REQUESTS
             assert not worked_on.is_cut_off
         assert budget.held == 0

@@ -25,7 +25,7 @@ def gallery(tmp_path: Path) -> Path:
 def test_a_table_that_was_cut_off(
     gallery: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(service, "_TOUCHED_SECONDS", -1.0)
+    monkeypatch.setattr(service, "_TOUCH_SECONDS", -1.0)
     with TestClient(create_app(gallery), base_url="http://localhost/api/v1") as api:
         assert api.get("/ready").status_code == 200
         assert api.get("/items/3").status_code == 200
@@ -34,7 +34,7 @@ def test_a_table_that_was_cut_off(
         for file in gallery.glob("record.lance/data/*"):
             file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
         caplog.set_level(logging.ERROR)
-        for path in ("/items/3", "/items/3/similar", "/items/3/thumbnail", "/items/999", "/ready"):
+        for path in ("/items/3", "/items/3/thumbnail", "/items/999", "/ready"):
             caplog.clear()
             answer = api.get(path)
             assert (path, answer.status_code) == (path, 503)
@@ -43,6 +43,7 @@ def test_a_table_that_was_cut_off(
             assert said.startswith(f"GET /api/v1{path}: ")
             assert "damaged" in said
         assert api.get("/health").status_code == 200
+        assert len(api.get("/items/3/similar").json()["searches"][0]["hits"]) == 20  # the lists are whole
 
 
 def test_damaged_lists_are_rebuilt_while_it_serves(gallery: Path) -> None:
@@ -56,3 +57,14 @@ def test_damaged_lists_are_rebuilt_while_it_serves(gallery: Path) -> None:
         found = api.get("/items/3/similar", params={"method": "brute_force"}).json()["searches"][0]["hits"]
         assert found == expected
         assert api.get("/classes").json()["classes"] == [{"name": "a", "items": 25}, {"name": "b", "items": 25}]
+
+
+def test_an_item_whose_lists_are_damaged_is_searched_from_the_table(gallery: Path) -> None:
+    with TestClient(create_app(gallery), base_url="http://localhost/api/v1") as api:
+        expected = api.get("/items/3/similar").json()["searches"][0]["hits"]
+    (file,) = gallery.glob("lists/*/vectors.npy")
+    content = bytearray(file.read_bytes())
+    content[128:] = bytes(len(content) - 128)
+    file.write_bytes(content)
+    with TestClient(create_app(gallery), base_url="http://localhost/api/v1") as api:
+        assert api.get("/items/3/similar").json()["searches"][0]["hits"] == expected

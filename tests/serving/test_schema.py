@@ -24,14 +24,14 @@ COUNTS = [pytest.param(500, id="500"), pytest.param(5000, id="5000", marks=pytes
 def server(
     request: pytest.FixtureRequest,
     built: Path,
-    serving: Callable[..., AbstractContextManager[Any]],
+    serving_in_thread: Callable[..., AbstractContextManager[Any]],
     key: str,
     bearer: dict[str, str],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[tuple[str, dict[str, str]]]:
     own = Path(shutil.copytree(built, tmp_path_factory.mktemp("described") / "gallery"))
     writable = request.param == "writable"
-    with serving(own, *(["--writable"] if writable else []), key=key if writable else None) as running:
+    with serving_in_thread(own, writable=writable, key=key if writable else None) as running:
         yield running.url, bearer if writable else {}
 
 

@@ -34,7 +34,8 @@ from kedge.errors import ConfigError, DataError, GalleryError
 from kedge.gallery import Gallery
 from kedge.gallery import gallery as gallery_module
 from kedge.gallery.table import LOCK
-from kedge.serving import decoding, run
+from kedge.serving import decoding
+from kedge.serving import server as server_module
 from kedge.serving.app import create_app
 from kedge.serving.image_files import ImageFiles
 from kedge.serving.settings import Settings
@@ -292,7 +293,7 @@ def test_a_writable_server_without_a_key_makes_one_up(monkeypatch: pytest.Monkey
         del gallery, others
         found.append((settings, generated))
 
-    monkeypatch.setattr(run, "serve", instead)
+    monkeypatch.setattr(server_module, "serve", instead)
     monkeypatch.delenv("KEDGE_KEY", raising=False)
     for _ in range(2):
         verb.serve(tmp_path, writable=True)
@@ -390,7 +391,7 @@ def test_a_body_without_a_length_is_cut_at_the_limit(built: Path, kind: str) -> 
     app, body = create_app(built, Settings(max_bytes=1000)), Body(1000)
     status, content = asyncio.run(given(app, "/api/v1/search", {"Content-Type": kind}, aiter(body)))
     assert status == 413
-    assert json.loads(content) == {"error": "The picture is larger than 1,000 bytes."}
+    assert json.loads(content) == {"error": "The image is larger than 1,000 bytes."}
     assert body.taken == 11
 
 
@@ -477,7 +478,7 @@ def test_a_body_that_trickles_is_cut_off(built: Path) -> None:
     app, body = create_app(built, Settings(upload_seconds=0.3)), Body(100, pause=0.05)
     status, content = asyncio.run(given(app, "/api/v1/search", PNG, aiter(body)))
     assert status == 408
-    assert json.loads(content) == {"error": "The picture came too slowly: try again."}
+    assert json.loads(content) == {"error": "The image came too slowly: try again."}
     assert body.taken < 20
 
 
@@ -738,7 +739,7 @@ def test_a_picture_that_is_gone_does_not_say_where_it_was(bare: Path) -> None:
         for id in (1, 2):
             answer = client.get(f"/api/v1/items/{id}/thumbnail")
             assert answer.status_code == 404
-            assert sentence_of(answer) == f"There is no picture of an item {id}."
+            assert sentence_of(answer) == f"There is no image of an item {id}."
 
 
 # ---------------------------------------------------------------------- what a request names
@@ -1038,7 +1039,7 @@ def test_a_name_can_be_allowed(built: Path) -> None:
 
 def test_names_and_sites_come_from_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found: list[Settings] = []
-    monkeypatch.setattr(run, "serve", lambda gallery, settings, **others: found.append(settings))
+    monkeypatch.setattr(server_module, "serve", lambda gallery, settings, **others: found.append(settings))
     monkeypatch.delenv("KEDGE_KEY", raising=False)
     verb.serve(tmp_path)
     verb.serve(tmp_path, allow_host=["pictures.example"], allow_origin=[FRIEND], max_upload=3, images=[tmp_path])

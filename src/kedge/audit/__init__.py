@@ -1,7 +1,6 @@
-"""What may be wrong in a gallery: labels, duplicates, outliers, and test pictures that stand in it too."""
+"""What may be wrong in a gallery: labels, duplicates, outliers, and test images that are in it too."""
 
 from kedge.audit.audit import audit
-from kedge.audit.findings import KINDS, Audit, Finding, Kind
-from kedge.audit.page import audit_page
+from kedge.audit.report import KINDS, Audit, Finding, Kind, audit_page
 
 __all__ = ["KINDS", "Audit", "Finding", "Kind", "audit", "audit_page"]

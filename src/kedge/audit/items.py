@@ -1,18 +1,22 @@
-"""The items of one state of a gallery, by row, their vectors left where they are until asked for."""
+"""The items of one version of a gallery by row, for an audit."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
+from kedge.audit.report import Finding, Kind
 from kedge.gallery import Gallery
 from kedge.gallery.items import Items as GalleryItems
 
-__all__ = ["Items"]
+__all__ = ["MAX_DISTANCES", "Items"]
 
-_BLOCK = 4096
+MAX_DISTANCES = 2**21
+"""Distances that are held at once, whatever the number of anchors or items."""
+_MAX_BLOCK = 4096
 
 
 class Items(GalleryItems):
@@ -29,9 +33,10 @@ class Items(GalleryItems):
         """The anchor of each label; -1 for an item without one."""
 
     def blocks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """All rows with their embeddings, some thousand at a time."""
-        for start in range(0, len(self), _BLOCK):
-            rows = np.arange(start, min(start + _BLOCK, len(self)))
+        """All rows with their embeddings, so many at a time that their distances to all anchors fit in memory."""
+        size = min(_MAX_BLOCK, max(1, MAX_DISTANCES // len(self.anchors)))
+        for start in range(0, len(self), size):
+            rows = np.arange(start, min(start + size, len(self)))
             yield rows, self.vectors(rows)
 
     def contents(self) -> np.ndarray:
@@ -43,12 +48,17 @@ class Items(GalleryItems):
         order = np.argsort(self.ids)
         for batch in self._gallery.batches(["id", "hash"]):
             ids = np.asarray(batch.column("id"))
-            places = np.searchsorted(self.ids, ids, sorter=order)
-            for id, place, known in zip(ids, places, batch.column("hash").to_pylist(), strict=True):
-                # The record may hold newer items than this state.
-                if known is not None and place < len(order) and self.ids[order[place]] == id:
-                    keys[order[place]] = _digest(known.encode())
+            positions = np.searchsorted(self.ids, ids, sorter=order)
+            for id, position, digest in zip(ids, positions, batch.column("hash").to_pylist(), strict=True):
+                # The table may hold newer items than this version.
+                if digest is not None and position < len(order) and self.ids[order[position]] == id:
+                    keys[order[position]] = _digest(digest.encode())
         return keys
+
+    def finding(self, kind: Kind, row: int, score: float, distance: float, **others: Any) -> Finding:
+        """Something about the item in a row."""
+        path, label = self.describe(row)
+        return Finding(kind, int(self.ids[row]), path, label, float(score), float(distance), **others)
 
 
 def _digest(content: bytes) -> np.ndarray:

@@ -37,7 +37,7 @@ def serve(
     connections_per_address: Annotated[
         int, typer.Option(min=1, help="Open connections of one address; a proxy in front is one address.")
     ] = 512,
-    waiting: Annotated[int, typer.Option(min=1, help="Requests at once; more are told to come back.")] = 128,
+    waiting: Annotated[int, typer.Option(min=1, help="Maximum concurrent requests; excess requests get 429.")] = 128,
     batch: Annotated[int, typer.Option(min=1, help="Pictures that go through the encoder at once.")] = 32,
     memory: Annotated[
         int, typer.Option(min=64, help="MiB that the gallery may keep, beside what the system keeps of its files.")
@@ -50,15 +50,11 @@ def serve(
     # Before torch is loaded: the encoder's threads share the cores with those that read, search and answer.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-    from rich.console import Console
-
-    from kedge.errors import ConfigError
+    from kedge.console import stderr
+    from kedge.deps import require
     from kedge.serving.settings import Settings, read_key
 
-    try:
-        from kedge.serving.run import serve as run
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"kedge serve needs {error.name}: pip install 'kedge[serve]'") from error
+    server = require("kedge.serving.server", extra="serve", purpose="kedge serve")
     key = read_key(key_file)
     generated = writable and key is None
     settings = Settings(
@@ -69,9 +65,8 @@ def serve(
         images=tuple(images or ()),
         max_bytes=max_upload * 2**20,
         connections_per_address=connections_per_address,
-        waiting=waiting,
+        concurrency=waiting,
         batch=batch,
         memory=memory * 2**20,
     )
-    console = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
-    run(gallery, settings, host=host, port=port, generated=generated, console=console)
+    server.serve(gallery, settings, host=host, port=port, generated=generated, console=stderr())

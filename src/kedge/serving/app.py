@@ -1,4 +1,4 @@
-"""The application: the API, the page, and what stands before them."""
+"""The ASGI application: API, page, metrics, and the security middleware in front of them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.staticfiles import StaticFiles
 
 import kedge
-from kedge.serving import about, reading, writing
-from kedge.serving.errors import answer_errors, only_known
+from kedge.serving.errors import answer_errors, refuse_unknown_parameters
 from kedge.serving.metrics import Metrics
-from kedge.serving.security import API, Guard
+from kedge.serving.routes import items, meta, search
+from kedge.serving.security import API, SecurityMiddleware
 from kedge.serving.service import Service
 from kedge.serving.settings import Settings
 
@@ -40,7 +40,7 @@ def create_app(gallery: str | Path, settings: Settings | None = None) -> FastAPI
 
     app = FastAPI(
         title="Kedge",
-        summary="Find pictures in a gallery.",
+        summary="Find images in a gallery.",
         version=kedge.__version__,
         lifespan=lifespan,
         openapi_url=f"{API}/openapi.json",
@@ -49,15 +49,15 @@ def create_app(gallery: str | Path, settings: Settings | None = None) -> FastAPI
     )
     app.state.service = service
     answer_errors(app)
-    # The guard asks for the key, before anything is read; this only says so in the description.
-    wants_key = [Depends(HTTPBearer(auto_error=False))] if settings.key is not None else []
-    checked = [Depends(only_known)]
-    for part in (reading, writing, about):
-        app.include_router(part.router_of(service), prefix=API, dependencies=[*wants_key, *checked])
-    app.include_router(about.probes_of(service), prefix=API, dependencies=checked)
+    # The middleware asks for the key before anything is read; this only says so in the description.
+    bearer = [Depends(HTTPBearer(auto_error=False))] if settings.key is not None else []
+    checked = [Depends(refuse_unknown_parameters)]
+    for routes in (search, items, meta):
+        app.include_router(routes.router_of(service), prefix=API, dependencies=[*bearer, *checked])
+    app.include_router(meta.probes_of(service), prefix=API, dependencies=checked)
 
     @app.get("/metrics", include_in_schema=False)
-    async def counted() -> Response:
+    async def prometheus() -> Response:
         await service.run(service.catalogue)
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
@@ -73,5 +73,5 @@ def create_app(gallery: str | Path, settings: Settings | None = None) -> FastAPI
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["Authorization", "Content-Type"],
         )
-    app.add_middleware(Guard, settings=settings, metrics=metrics)
+    app.add_middleware(SecurityMiddleware, settings=settings, metrics=metrics)
     return app

@@ -1,109 +1,80 @@
-"""Pictures that arrive together go through the encoder together."""
+"""Dynamic batching: images that arrive together go through the encoder together."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
-from http import HTTPStatus
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from kedge.model import Model
-from kedge.serving.errors import Refused
 from kedge.serving.metrics import Metrics
 
-__all__ = ["Gate", "SharedEncoder"]
+__all__ = ["BatchedEncoder"]
 
 _CPU_PIXELS = 8 * 224 * 224
-"""What a processor's caches have room for: in larger batches each picture takes longer."""
+"""What a CPU's caches have room for: in larger batches each image takes longer."""
+_Request = tuple[Tensor, "asyncio.Future[np.ndarray]"]
 
 
-class Gate:
-    """Lets so many requests in, each for so many seconds; the others are told to come back."""
-
-    def __init__(self, most: int, seconds: float, metrics: Metrics) -> None:
-        self._most, self._seconds, self._metrics = most, seconds, metrics
-        self._inside = 0
-
-    @asynccontextmanager
-    async def entered(self) -> AsyncIterator[None]:
-        """Be one of those inside."""
-        if self._inside >= self._most:
-            self._metrics.refused.inc()
-            raise Refused(HTTPStatus.TOO_MANY_REQUESTS, "The server is busy: try again in a moment.")
-        self._inside += 1
-        self._metrics.inside.set(self._inside)
-        try:
-            async with asyncio.timeout(self._seconds):
-                yield
-        except TimeoutError:
-            raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, "That took too long: try again.") from None
-        finally:
-            self._inside -= 1
-            self._metrics.inside.set(self._inside)
-
-
-class SharedEncoder:
+class BatchedEncoder:
     """One encoder for all requests.
 
-    Nobody waits for others to come: whatever has arrived while a batch was worked on is the next one.
+    Nobody waits for a batch to fill: whatever arrived while one was encoded is the next one.
     """
 
-    def __init__(self, model: Model, most: int, metrics: Metrics) -> None:
+    def __init__(self, model: Model, batch_size: int, metrics: Metrics) -> None:
         self._model, self._metrics = model, metrics
         if model.device.type == "cpu":
-            most = max(1, min(most, _CPU_PIXELS // (model.preprocessing.size or 1) ** 2))
-        self._most = most
-        self._waiting: deque[tuple[Tensor, asyncio.Future[np.ndarray]]] = deque()
+            batch_size = max(1, min(batch_size, _CPU_PIXELS // (model.preprocessing.size or 1) ** 2))
+        self._batch_size = batch_size
+        self._queue: deque[_Request] = deque()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="encoder")
         self._worker: asyncio.Task[None] | None = None
 
     async def embed(self, pixels: Tensor) -> np.ndarray:
-        """The embedding of one picture of the size that the encoder wants."""
-        promised = asyncio.get_running_loop().create_future()
-        self._waiting.append((pixels, promised))
+        """The embedding of one image of the size that the encoder takes."""
+        future: asyncio.Future[np.ndarray] = asyncio.get_running_loop().create_future()
+        self._queue.append((pixels, future))
         if self._worker is None or self._worker.done():
             self._worker = asyncio.create_task(self._work())
-        found: np.ndarray = await promised
-        return found
+        return await future
 
     async def _work(self) -> None:
         loop = asyncio.get_running_loop()
-        while self._waiting:
-            some = self._next()
-            if not some:
+        while self._queue:
+            batch = self._next_batch()
+            if not batch:
                 continue
-            self._metrics.batch.observe(len(some))
+            self._metrics.batch.observe(len(batch))
             try:
-                found = await loop.run_in_executor(self._thread, self._embed, [pixels for pixels, _ in some])
+                embeddings = await loop.run_in_executor(self._thread, self._embed, [pixels for pixels, _ in batch])
             except Exception as error:
-                for _, promised in some:
-                    if not promised.done():
-                        promised.set_exception(error)
+                for _, future in batch:
+                    if not future.done():
+                        future.set_exception(error)
                 continue
-            for vector, (_, promised) in zip(found, some, strict=True):
-                if not promised.done():
-                    promised.set_result(vector)
+            for embedding, (_, future) in zip(embeddings, batch, strict=True):
+                if not future.done():
+                    future.set_result(embedding)
 
-    def _next(self) -> list[tuple[Tensor, asyncio.Future[np.ndarray]]]:
-        """Those that come next, as far as they are of one size."""
-        some: list[tuple[Tensor, asyncio.Future[np.ndarray]]] = []
-        while self._waiting and len(some) < self._most:
-            if some and self._waiting[0][0].shape != some[0][0].shape:
+    def _next_batch(self) -> list[_Request]:
+        """The next requests, as far as their images are of one size."""
+        batch: list[_Request] = []
+        while self._queue and len(batch) < self._batch_size:
+            if batch and self._queue[0][0].shape != batch[0][0].shape:
                 break
-            one = self._waiting.popleft()
-            if not one[1].done():  # whoever gave up meanwhile needs no answer
-                some.append(one)
-        return some
+            request = self._queue.popleft()
+            if not request[1].done():  # its client may have given up
+                batch.append(request)
+        return batch
 
-    def _embed(self, several: list[Tensor]) -> np.ndarray:
-        found: np.ndarray = self._model.embed_pixels(torch.stack(several)).float().cpu().numpy()
-        return found
+    def _embed(self, batch: list[Tensor]) -> np.ndarray:
+        embeddings: np.ndarray = self._model.embed_pixels(torch.stack(batch)).float().cpu().numpy()
+        return embeddings
 
     def close(self) -> None:
         """Let the thread go."""

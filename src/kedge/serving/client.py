@@ -16,14 +16,14 @@ from kedge.errors import ConfigError, ServiceError
 
 __all__ = ["Client"]
 
-_PICTURE = "application/octet-stream"
-_TRIES = 4
+_CONTENT_TYPE = "application/octet-stream"
+_ATTEMPTS = 4
 
 
 class Client:
-    """Asks a server for what it knows; answers are what the API says, as dictionaries.
+    """Client of the HTTP API; answers are its JSON, as dictionaries.
 
-    A server that is busy is asked again; everything else that goes wrong is a `ServiceError`.
+    A request that got 429 is sent again; everything else that goes wrong is a `ServiceError`.
     """
 
     def __init__(self, url: str = "http://127.0.0.1:8000", key: str | None = None, *, timeout: float = 60.0) -> None:
@@ -39,13 +39,13 @@ class Client:
 
     def classes(self) -> list[dict[str, Any]]:
         """The labels and how many items have them."""
-        found: list[dict[str, Any]] = self._json("GET", "/classes")["classes"]
-        return found
+        classes: list[dict[str, Any]] = self._json("GET", "/classes")["classes"]
+        return classes
 
     def anchors(self) -> list[dict[str, Any]]:
         """The anchors and how many items their lists hold."""
-        found: list[dict[str, Any]] = self._json("GET", "/anchors")["anchors"]
-        return found
+        anchors: list[dict[str, Any]] = self._json("GET", "/anchors")["anchors"]
+        return anchors
 
     def search(
         self,
@@ -55,32 +55,32 @@ class Client:
         probes: int = 1,
         labels: Sequence[str] = (),
     ) -> dict[str, Any]:
-        """What is most like a picture (a file or its bytes) or an item (its id)."""
-        asked = {"k": k, "method": method, "probes": probes, "label": list(labels)}
+        """What is most like an image (a file or its bytes) or an item (its id)."""
+        options = {"k": k, "method": method, "probes": probes, "label": list(labels)}
         if isinstance(query, int):
-            return self._json("GET", f"/items/{query}/similar", asked)
-        return self._json("POST", "/search", asked, _content(query))
+            return self._json("GET", f"/items/{query}/similar", options)
+        return self._json("POST", "/search", options, _content(query))
 
     def items(self, label: str | None = None) -> Iterator[dict[str, Any]]:
         """All items, or those with a label, in order of their ids."""
-        asked: dict[str, Any] = {"limit": 500} | ({} if label is None else {"label": label})
+        options: dict[str, Any] = {"limit": 500} | ({} if label is None else {"label": label})
         while True:
-            page = self._json("GET", "/items", asked)
+            page = self._json("GET", "/items", options)
             yield from page["items"]
             if page["next"] is None:
                 return
-            asked["after"] = page["next"]
+            options["after"] = page["next"]
 
     def item(self, id: int) -> dict[str, Any]:
         """One item."""
         return self._json("GET", f"/items/{id}")
 
     def thumbnail(self, id: int) -> bytes:
-        """A small copy of an item's picture, as JPEG."""
+        """A small copy of an item's image, as JPEG."""
         return self._bytes("GET", f"/items/{id}/thumbnail")
 
     def add(self, picture: str | Path | bytes, label: str | None = None) -> dict[str, Any]:
-        """Add a picture to a writable gallery; the new item."""
+        """Add an image to a writable gallery; the new item."""
         return self._json("POST", "/items", {} if label is None else {"label": label}, _content(picture))
 
     def remove(self, id: int) -> None:
@@ -91,22 +91,22 @@ class Client:
         self, method: str, path: str, query: dict[str, Any] | None = None, content: bytes | None = None
     ) -> dict[str, Any]:
         try:
-            found: dict[str, Any] = json.loads(self._bytes(method, path, query, content))
+            answer: dict[str, Any] = json.loads(self._bytes(method, path, query, content))
         except ValueError as error:
             raise ServiceError(f"{self.url} does not answer as a server of Kedge does.") from error
-        return found
+        return answer
 
     def _bytes(
         self, method: str, path: str, query: dict[str, Any] | None = None, content: bytes | None = None
     ) -> bytes:
         address = f"{self.url}{path}?{urlencode(query, doseq=True)}" if query else self.url + path
         headers = {} if self._key is None else {"Authorization": f"Bearer {self._key}"}
-        headers |= {} if content is None else {"Content-Type": _PICTURE}
-        for left in reversed(range(_TRIES)):
+        headers |= {} if content is None else {"Content-Type": _CONTENT_TYPE}
+        for left in reversed(range(_ATTEMPTS)):
             try:
                 with _open(Request(address, content, headers, method=method), timeout=self.timeout) as answer:
-                    found: bytes = answer.read()
-                    return found
+                    body: bytes = answer.read()
+                    return body
             except HTTPError as error:
                 if error.code != 429 or left == 0:
                     raise ServiceError(_sentence(error)) from error
@@ -117,18 +117,18 @@ class Client:
         raise AssertionError  # the last try has returned or raised
 
 
-def _pause(said: str | None) -> float:
-    return min(5.0, float(said)) if said is not None and said.isdecimal() else 1.0
+def _pause(retry_after: str | None) -> float:
+    return min(5.0, float(retry_after)) if retry_after is not None and retry_after.isdecimal() else 1.0
 
 
-class _NoDetours(HTTPRedirectHandler):
+class _NoRedirects(HTTPRedirectHandler):
     """The key is for the server that was named, and for no other."""
 
     def redirect_request(self, *arguments: Any, **options: Any) -> None:
         """Not followed."""
 
 
-_open = build_opener(_NoDetours).open
+_open = build_opener(_NoRedirects).open
 
 
 def _content(picture: str | Path | bytes) -> bytes:
@@ -142,7 +142,6 @@ def _content(picture: str | Path | bytes) -> bytes:
 
 def _sentence(error: HTTPError) -> str:
     try:
-        said = json.loads(error.read())
-        return str(said["error"])
+        return str(json.loads(error.read())["error"])
     except (ValueError, KeyError, TypeError, OSError):
         return f"The server answered with {error.code} {error.reason}."

@@ -28,7 +28,7 @@ _SLOW = "The request came too slowly: try again."
 
 
 class ConnectionLimiter:
-    """The open connections of a server; at most so many, and so many of one address."""
+    """The open connections of a server: a limit on all of them, and one per address."""
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self.settings, self.metrics = settings, metrics

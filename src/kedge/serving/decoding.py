@@ -1,4 +1,4 @@
-"""Images of strangers, decoded in processes that are killed when they take too long."""
+"""Decode untrusted images in child processes that are killed when they take too long."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _PROGRAM = "from kedge.images.decoder import main; main()"
 
 
 class Decoders:
-    """Some processes that decode, each with a thread that waits for it and kills it at its time limit.
+    """A pool of decoder processes, each with a thread that waits for it and kills it at its time limit.
 
-    Threads that decode could not be stopped: a few pictures that take minutes would end the service for all.
+    Threads that decode could not be killed: a few images that take minutes would end the service for all.
     """
 
     def __init__(self, count: int, seconds: float, max_pixels: int) -> None:
@@ -59,12 +59,12 @@ class Decoders:
     def _ask(self, order: dict[str, Any], content: bytes = b"") -> tuple[dict[str, Any], bytes]:
         child = self._idle.get()
         try:
-            answer, found = child.ask({**order, "max_pixels": self._max_pixels}, content, self._seconds)
+            answer, payload = child.ask({**order, "max_pixels": self._max_pixels}, content, self._seconds)
         finally:
             self._idle.put(child)
         if "error" in answer:
             raise PictureError(answer["error"])
-        return answer, found
+        return answer, payload
 
 
 class _Child:
@@ -85,7 +85,7 @@ class _Child:
         timer = threading.Timer(seconds, kill)
         timer.start()
         try:
-            answer, found = _exchange(process, order, content)
+            answer, payload = _exchange(process, order, content)
         except (OSError, EOFError):
             reason = f"decoding it takes longer than {seconds:g} seconds" if late.is_set() else "its decoder failed"
             self.end()
@@ -95,7 +95,7 @@ class _Child:
             timer.join()
         if late.is_set():  # in the very moment of the answer
             self.end()
-        return answer, found
+        return answer, payload
 
     def end(self) -> None:
         """Kill the process, if there is one."""
@@ -128,7 +128,7 @@ def _exchange(process: subprocess.Popen[bytes], order: dict[str, Any], content: 
     if not line.endswith(b"\n"):
         raise EOFError
     answer = json.loads(line)
-    found = answers.read(answer["bytes"])
-    if len(found) < answer["bytes"]:
+    payload = answers.read(answer["bytes"])
+    if len(payload) < answer["bytes"]:
         raise EOFError
-    return answer, found
+    return answer, payload

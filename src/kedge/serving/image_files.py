@@ -1,4 +1,4 @@
-"""Which image files of the server's disk may be shown: a gallery's table can name any file."""
+"""Allow-list of folders whose image files may be shown: a gallery's table can name any file."""
 
 from __future__ import annotations
 

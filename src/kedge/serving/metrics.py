@@ -1,4 +1,4 @@
-"""What a server counts, for Prometheus."""
+"""Prometheus metrics of a server."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ class Metrics:
         )
         self.batch = Histogram(
             "kedge_encoder_batch",
-            "Pictures that went through the encoder together.",
+            "Images that went through the encoder together.",
             buckets=(1, 2, 4, 8, 16, 32, 64),
             registry=registry,
         )
-        self.inside = Gauge("kedge_requests_inside", "Requests that are being worked on.", registry=registry)
-        self.refused = Counter("kedge_requests_refused", "Requests that were told to come back.", registry=registry)
+        self.in_flight = Gauge("kedge_requests_inside", "Requests in flight.", registry=registry)
+        self.refused = Counter("kedge_requests_refused", "Requests answered with 429.", registry=registry)
         self.connections = Gauge("kedge_connections", "Open connections.", registry=registry)
         self.dropped = Counter(
             "kedge_connections_dropped", "Connections that were too slow, or too many.", registry=registry
         )
         self.upload_bytes = Gauge("kedge_upload_bytes", "Bytes of uploads in flight.", registry=registry)
         self.items = Gauge("kedge_gallery_items", "Items in the gallery.", registry=registry)
-        self.version = Gauge("kedge_gallery_version", "The version of the record.", registry=registry)
+        self.version = Gauge("kedge_gallery_version", "The version of the gallery.", registry=registry)
 
     def text(self) -> bytes:
-        """All of them, as Prometheus reads it."""
+        """All of them in the Prometheus text format."""
         return generate_latest(self.registry)

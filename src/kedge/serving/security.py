@@ -1,4 +1,4 @@
-"""Who may ask for what: the host's name, the key, the site a request comes from; and what browsers are told."""
+"""Security middleware: host names (DNS rebinding), bearer key, cross-site requests (CSRF), response headers."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kedge.serving.errors import as_response
+from kedge.serving.errors import error_response
 from kedge.serving.metrics import Metrics
 from kedge.serving.settings import Settings
 
-__all__ = ["API", "SAFE_HEADERS", "Guard"]
+__all__ = ["API", "SAFE_HEADERS", "SecurityMiddleware"]
 
 API = "/api/v1"
-_OPEN = (f"{API}/health", f"{API}/ready")
-"""Whoever watches over a server needs no key."""
+_PUBLIC = (f"{API}/health", f"{API}/ready")
+"""Probes, which need no key."""
 _SAFE = ("GET", "HEAD", "OPTIONS")
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
@@ -40,8 +40,8 @@ SAFE_HEADERS = {
 log = logging.getLogger("kedge.serving")
 
 
-class Guard:
-    """Stands before the application."""
+class SecurityMiddleware:
+    """Checks every request before the application sees it, and secures, counts and logs every response."""
 
     def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
         self.app, self.settings, self.metrics = app, settings, metrics
@@ -55,7 +55,7 @@ class Guard:
             return
         started, status = time.perf_counter(), 0
 
-        async def guarded(message: Message) -> None:
+        async def secured(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -67,40 +67,40 @@ class Guard:
                 headers.setdefault("Cache-Control", "no-cache" if _is_page(_path_of(scope)) else "no-store")
             await send(message)
 
-        refused = self._refused(scope)
+        refused = self._refusal(scope)
         try:
             if refused is not None:
-                await as_response(*refused)(scope, receive, guarded)
+                await error_response(*refused)(scope, receive, secured)
             else:
-                await self.app(scope, receive, guarded)
+                await self.app(scope, receive, secured)
         except Exception:
             # Answered here, so that this answer, too, has the headers; raised again for the log.
             if status == 0:
                 failed = HTTPStatus.INTERNAL_SERVER_ERROR, "The server failed: its log says why."
-                await as_response(*failed)(scope, receive, guarded)
+                await error_response(*failed)(scope, receive, secured)
             raise
         finally:
-            self._note(scope, status or 500, time.perf_counter() - started)
+            self._record(scope, status or 500, time.perf_counter() - started)
 
-    def _refused(self, scope: Scope) -> tuple[HTTPStatus, str] | None:
+    def _refusal(self, scope: Scope) -> tuple[HTTPStatus, str] | None:
         headers = Headers(scope=scope)
         if _has_two_lengths(headers):
             return HTTPStatus.BAD_REQUEST, "A request has Content-Length or Transfer-Encoding, not both."
         host = headers.get("host", "")
-        if not self._is_ours(host):
+        if not self._is_own_host(host):
             return HTTPStatus.BAD_REQUEST, "This server is not called by that name: start it with --allow-host."
         path, method = _path_of(scope), scope["method"]
         if method not in _SAFE and not self._same_site(headers, host):
             return HTTPStatus.FORBIDDEN, "Another site's page may not do that."
-        is_open = path in _OPEN or _is_page(path)
-        # A browser asks without a key whether another site's page may ask with one.
-        asks_first = method == "OPTIONS" and headers.get("origin", "").lower() in self._origins
-        if self.settings.key is not None and not (is_open or asks_first) and not self._knows_key(headers):
+        is_public = path in _PUBLIC or _is_page(path)
+        # A CORS preflight carries no key.
+        is_preflight = method == "OPTIONS" and headers.get("origin", "").lower() in self._origins
+        if self.settings.key is not None and not (is_public or is_preflight) and not self._has_key(headers):
             return HTTPStatus.UNAUTHORIZED, "This server wants its key: Authorization: Bearer …"
         return None
 
-    def _is_ours(self, host: str) -> bool:
-        """Whether it is a name of this server: another one may be a trick to reach it from a foreign page."""
+    def _is_own_host(self, host: str) -> bool:
+        """Whether this server is called so: another name may be DNS rebinding, by a page of another site."""
         try:
             name = urlsplit(f"//{host}").hostname or ""
         except ValueError:
@@ -121,35 +121,35 @@ class Guard:
             return False
         return not origin or origin.partition("://")[2] == host.lower()
 
-    def _knows_key(self, headers: Headers) -> bool:
-        scheme, _, given = headers.get("authorization", "").partition(" ")
-        known = (self.settings.key or "").encode()
-        return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode("latin-1", "replace"), known)
+    def _has_key(self, headers: Headers) -> bool:
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        key = (self.settings.key or "").encode()
+        return scheme.lower() == "bearer" and hmac.compare_digest(token.strip().encode("latin-1", "replace"), key)
 
-    def _note(self, scope: Scope, status: int, seconds: float) -> None:
+    def _record(self, scope: Scope, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "other")
-        self.metrics.requests.labels(_known(scope["method"]), route, status).inc()
+        self.metrics.requests.labels(_method_label(scope["method"]), route, status).inc()
         self.metrics.seconds.labels(route).observe(seconds)
         # The path alone: what else a request says may be a secret.
         path = scope["path"].encode("unicode_escape").decode()[:200]
-        log.info("%s %s %d %.1f ms", _known(scope["method"]), path, status, seconds * 1000)
+        log.info("%s %s %d %.1f ms", _method_label(scope["method"]), path, status, seconds * 1000)
 
 
 def _has_two_lengths(headers: Headers) -> bool:
-    """A proxy may believe one and a server the other: a body to one is a second request to the other (smuggling)."""
+    """Request smuggling: a proxy may believe one and a server the other, and see a second request in the body."""
     return "content-length" in headers and "transfer-encoding" in headers
 
 
 def _path_of(scope: Scope) -> str:
-    """Without what the application is mounted under."""
+    """The path without the prefix that the application is mounted under."""
     path, root = str(scope["path"]), str(scope.get("root_path", ""))
     return path.removeprefix(root) if path.startswith(f"{root}/") else path
 
 
 def _is_page(path: str) -> bool:
-    """Whether it is the page itself, which is everybody's; all else is the gallery's."""
+    """Whether it is the page itself, which holds nothing of the gallery."""
     return path == "/" or path.startswith("/page/")
 
 
-def _known(method: str) -> str:
+def _method_label(method: str) -> str:
     return method if method in (*_SAFE, "POST", "PUT", "PATCH", "DELETE") else "other"

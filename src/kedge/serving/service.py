@@ -1,4 +1,4 @@
-"""A gallery as a server uses it: read by many at once, written by one."""
+"""A gallery behind a server: read by many requests at once, written by one thread."""
 
 from __future__ import annotations
 
@@ -21,25 +21,26 @@ from torch import Tensor
 
 from kedge.errors import ConfigError, PictureError
 from kedge.gallery import Gallery, Result
+from kedge.gallery.checksums import DamagedLists
 from kedge.gallery.gallery import Method
 from kedge.io import atomic_write
-from kedge.serving.batching import Gate, SharedEncoder
+from kedge.serving.batching import BatchedEncoder
 from kedge.serving.catalogue import UPLOADS, Catalogue
 from kedge.serving.decoding import Decoders
 from kedge.serving.errors import Refused
 from kedge.serving.image_files import ImageFiles
-from kedge.serving.in_flight import UploadBudget
-from kedge.serving.maps import Maps
+from kedge.serving.limits import ConcurrencyLimiter, UploadBudget
 from kedge.serving.metrics import Metrics
+from kedge.serving.projection import ProjectionCache
 from kedge.serving.settings import Settings
 
 __all__ = ["Service"]
 
 T = TypeVar("T")
-_THUMBNAIL = 256
-"""The longer side of those that are made here, where the gallery keeps none."""
-_KEPT = 512
-_TOUCHED_SECONDS = 1.0
+_THUMBNAIL_SIDE = 256
+"""Of thumbnails that are made here, where the gallery keeps none."""
+_THUMBNAIL_CACHE = 512
+_TOUCH_SECONDS = 1.0
 
 
 class Service:
@@ -48,27 +49,27 @@ class Service:
     def __init__(self, path: str | Path, settings: Settings, metrics: Metrics) -> None:
         self.settings, self.metrics = settings, metrics
         self.gallery = Gallery.open(path, memory=settings.memory)
-        # Whoever writes moves the record on, so that readers have one of their own.
+        # Writing moves a Gallery on to a newer version, so that readers have one of their own.
         self._writer = Gallery.open(path, self.gallery.model) if settings.writable else None
-        self.uploads = UploadBudget(max(settings.upload_memory, settings.max_bytes), metrics)
-        self.gate = Gate(settings.waiting, settings.seconds, metrics)
+        self.upload_budget = UploadBudget(max(settings.upload_memory, settings.max_bytes), metrics)
+        self.limiter = ConcurrencyLimiter(settings.concurrency, settings.seconds, metrics)
         model = self.gallery.model
-        self._encoder = None if model is None else SharedEncoder(model, settings.batch, metrics)
+        self._encoder = None if model is None else BatchedEncoder(model, settings.batch, metrics)
         count = min(4, os.cpu_count() or 1)
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="search")
-        # Uploads and thumbnails apart: neither waits for the other's slow pictures.
-        self._uploads = Decoders(count, settings.decode_seconds, settings.max_pixels)
-        self._thumbnails = Decoders(count, settings.decode_seconds, settings.max_pixels)
-        self._drawing = ThreadPoolExecutor(1, thread_name_prefix="draw")
-        self._writing = ThreadPoolExecutor(1, thread_name_prefix="write")
+        # Uploads and thumbnails apart: neither waits for the other's slow images.
+        self._upload_decoders = Decoders(count, settings.decode_seconds, settings.max_pixels)
+        self._thumbnail_decoders = Decoders(count, settings.decode_seconds, settings.max_pixels)
+        self._projection_thread = ThreadPoolExecutor(1, thread_name_prefix="projection")
+        self._writer_thread = ThreadPoolExecutor(1, thread_name_prefix="write")
         self._mutex = threading.Lock()
         self._catalogue: Catalogue | None = None
         self._touched = -math.inf
-        self.maps = Maps()
+        self.projection = ProjectionCache()
         self.ready = False
         """Whether queries can be answered."""
         self.fingerprint = None if model is None else model.fingerprint
-        self._thumbnail = lru_cache(_KEPT)(self._made_thumbnail)
+        self._cached_thumbnail = lru_cache(_THUMBNAIL_CACHE)(self._make_thumbnail)
         self._files = ImageFiles(self.gallery.path, settings.images)
 
     async def start(self) -> None:
@@ -82,10 +83,10 @@ class Service:
     def close(self) -> None:
         """Finish what was begun."""
         self.ready = False
-        for pool in (self._threads, self._drawing, self._writing):
+        for pool in (self._threads, self._projection_thread, self._writer_thread):
             pool.shutdown()
-        self._uploads.close()
-        self._thumbnails.close()
+        self._upload_decoders.close()
+        self._thumbnail_decoders.close()
         if self._encoder is not None:
             self._encoder.close()
 
@@ -96,7 +97,7 @@ class Service:
     def touch(self) -> None:
         """Raise unless the table can be read, as far as was known a second ago."""
         now = time.monotonic()
-        if now - self._touched > _TOUCHED_SECONDS:
+        if now - self._touched > _TOUCH_SECONDS:
             self.gallery.touch()
             self._touched = now
 
@@ -104,37 +105,41 @@ class Service:
         """The newest version."""
         snapshot = self.gallery.snapshot()
         with self._mutex:
-            known = self._catalogue
+            newest = self._catalogue
             # Of the same version there may be another snapshot, once damaged lists were rebuilt.
-            if known is None or (known.snapshot is not snapshot and known.snapshot.version <= snapshot.version):
-                self._catalogue = known = Catalogue(snapshot)
-                self.metrics.items.set(len(known))
+            if newest is None or (newest.snapshot is not snapshot and newest.snapshot.version <= snapshot.version):
+                self._catalogue = newest = Catalogue(snapshot)
+                self.metrics.items.set(len(newest))
                 self.metrics.version.set(snapshot.version)
-            return known
+            return newest
 
     # ------------------------------------------------------------------ asking
 
     async def pixels(self, content: bytes) -> Tensor:
-        """A picture as the encoder wants it."""
+        """An image as the encoder takes it."""
         model = self.gallery.model
         if model is None:
             raise Refused(
                 HTTPStatus.UNPROCESSABLE_ENTITY, "This gallery holds vectors and no model: search with an item."
             )
-        return torch.from_numpy(await self._uploads.run(self._uploads.pixels, content, model.preprocessing.size))
+        return torch.from_numpy(
+            await self._upload_decoders.run(self._upload_decoders.pixels, content, model.preprocessing.size)
+        )
 
     async def embed(self, pixels: Tensor) -> np.ndarray:
-        """The embedding of a picture, together with those of others."""
+        """The embedding of an image, in a batch with those of other requests."""
         if self._encoder is None:
             raise RuntimeError("There is no encoder.")
         return await self._encoder.embed(pixels)
 
-    async def vector(self, id: int) -> np.ndarray:
+    def vector(self, catalogue: Catalogue, id: int) -> np.ndarray:
         """The embedding of an item."""
         try:
-            return await self.run(self.gallery.vector, id)
-        except ConfigError:
+            return catalogue.vector(id)
+        except KeyError:
             raise Refused(HTTPStatus.NOT_FOUND, f"There is no item {id}.") from None
+        except DamagedLists:
+            return self.gallery.vector(id)  # the search that follows has the lists rebuilt
 
     def search(
         self,
@@ -144,57 +149,57 @@ class Service:
         method: Method,
         probes: int,
         labels: Sequence[str],
-        without: int | None,
+        exclude_id: int | None,
     ) -> Result:
-        """What one version holds that is like a vector."""
+        """Search one version of the gallery."""
         quoted = ", ".join("'" + label.replace("'", "''") + "'" for label in labels)
         where = f"label IN ({quoted})" if labels else None
-        [found] = self.gallery.search_embeddings(
-            vector[None], k, method, probes, where=where, exclude_id=without, snapshot=catalogue.snapshot
+        [result] = self.gallery.search_embeddings(
+            vector[None], k, method, probes, where=where, exclude_id=exclude_id, snapshot=catalogue.snapshot
         )
-        self.metrics.searched.labels(method).observe(found.seconds)
-        return found
+        self.metrics.searched.labels(method).observe(result.seconds)
+        return result
 
     # ------------------------------------------------------------------ looking
 
     async def thumbnail(self, id: int) -> bytes:
-        """A small copy of an item's picture, as JPEG."""
-        return await self._thumbnails.run(self._small, id)
+        """A small copy of an item's image, as JPEG."""
+        return await self._thumbnail_decoders.run(self._find_thumbnail, id)
 
-    async def draw(self, act: Callable[..., T], *arguments: object) -> T:
-        """In the one thread that draws: nobody who searches waits for a map."""
-        return await asyncio.get_running_loop().run_in_executor(self._drawing, act, *arguments)
+    async def run_projection(self, act: Callable[..., T], *arguments: object) -> T:
+        """In a thread of its own: no search waits for the map."""
+        return await asyncio.get_running_loop().run_in_executor(self._projection_thread, act, *arguments)
 
-    def _small(self, id: int) -> bytes:
+    def _find_thumbnail(self, id: int) -> bytes:
+        thumbnail = None
         try:
-            kept = self.gallery.thumbnail(id) if self.gallery.thumbnails else None
-            # Looked up each time: a picture goes with its item, even if its copy is remembered.
-            found = kept or self._thumbnail(id, self.gallery.item(id).path)
+            if self.gallery.thumbnails:
+                thumbnail = self.gallery.thumbnail(id)
+            # The item is looked up each time: an image goes with its item, even if its copy is cached.
+            thumbnail = thumbnail or self._cached_thumbnail(id, self.gallery.item(id).path)
         except (ConfigError, PictureError):
-            found = None
-        if found is None:
-            raise Refused(HTTPStatus.NOT_FOUND, f"There is no picture of an item {id}.")
-        return found
+            pass
+        if thumbnail is None:
+            raise Refused(HTTPStatus.NOT_FOUND, f"There is no image of an item {id}.")
+        return thumbnail
 
-    def _made_thumbnail(self, id: int, path: str | None) -> bytes | None:
-        del id  # a later item may have a new picture in the same file
+    def _make_thumbnail(self, id: int, path: str | None) -> bytes | None:
+        del id  # a key of the cache: a later item may have a new image in the same file
         file = self._files.find(path)
-        if file is None:
-            return None
-        return self._thumbnails.thumbnail(file, _THUMBNAIL)
+        return None if file is None else self._thumbnail_decoders.thumbnail(file, _THUMBNAIL_SIDE)
 
     # ------------------------------------------------------------------ writing
 
     async def add(self, content: bytes, label: str | None) -> int:
-        """Add a picture; its id."""
-        await self.pixels(content)  # so that only pictures are kept
+        """Add an image; its id."""
+        await self.pixels(content)  # only images are kept
         return await self._write(self._add, content, label)
 
     def _add(self, content: bytes, label: str | None) -> int:
-        gallery = self._own_writer()
+        gallery = self.check_writable()
         digest = hashlib.sha256(content).hexdigest()
-        if known := gallery.ids(f"hash = '{digest}'"):
-            raise Refused(HTTPStatus.CONFLICT, f"That picture is there already, as item {known[0]}.")
+        if ids := gallery.ids(f"hash = '{digest}'"):
+            raise Refused(HTTPStatus.CONFLICT, f"That image is there already, as item {ids[0]}.")
         # A name of ours: none that comes with a request ever names a file.
         file = gallery.path / UPLOADS / digest
         file.parent.mkdir(exist_ok=True)
@@ -213,20 +218,21 @@ class Service:
 
     async def remove(self, id: int) -> None:
         """Remove an item."""
-        if await self._write(lambda: self._own_writer().remove(id)) == 0:
+        if await self._write(lambda: self.check_writable().remove(id)) == 0:
             raise Refused(HTTPStatus.NOT_FOUND, f"There is no item {id}.")
 
     async def _write(self, act: Callable[..., T], *arguments: object) -> T:
         """One after the other. What has begun is finished and answered, however long it takes; what has not is not."""
-        writing = self._writing.submit(act, *arguments)
+        write = self._writer_thread.submit(act, *arguments)
         try:
-            return await asyncio.shield(asyncio.wrap_future(writing))
+            return await asyncio.shield(asyncio.wrap_future(write))
         except asyncio.CancelledError:
-            if writing.cancel():
+            if write.cancel():
                 raise
-            return await asyncio.shield(asyncio.wrap_future(writing))
+            return await asyncio.shield(asyncio.wrap_future(write))
 
-    def _own_writer(self) -> Gallery:
+    def check_writable(self) -> Gallery:
+        """The gallery to write to; refused where the server only reads."""
         if self._writer is None:
             raise Refused(HTTPStatus.FORBIDDEN, "This server only reads: start it with --writable.")
         return self._writer

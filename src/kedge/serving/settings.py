@@ -1,4 +1,4 @@
-"""What a server may do, and how much of it at once."""
+"""Settings and limits of a server."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from kedge.errors import ConfigError
 __all__ = ["KEY_VARIABLE", "Settings", "read_key"]
 
 KEY_VARIABLE = "KEDGE_KEY"
-_SHORTEST_KEY = 16
-_ABOVE_ZERO = (
+_MIN_KEY_LENGTH = 16
+_POSITIVE = (
     *("max_bytes", "max_pixels", "max_k", "max_probes", "seconds", "header_seconds", "upload_seconds"),
     "decode_seconds",
-    *("connections", "connections_per_address", "upload_memory", "waiting", "batch"),
+    *("connections", "connections_per_address", "upload_memory", "concurrency", "batch"),
 )
 
 
@@ -24,7 +24,7 @@ class Settings:
     """How a server behaves; the limits hold for each request."""
 
     key: str | None = None
-    """Whoever asks must know it; without one, everybody may read and nobody write."""
+    """Bearer token that requests must carry; without one, everybody may read and nobody write."""
     writable: bool = False
     hosts: tuple[str, ...] = ()
     """Names by which the server is called, beside localhost, addresses and the machine's own name."""
@@ -37,36 +37,36 @@ class Settings:
     max_k: int = 200
     max_probes: int = 64
     seconds: float = 30.0
-    """A request that takes longer is given up."""
+    """A request that takes longer is answered with 503."""
     header_seconds: float = 10.0
     """A connection without a complete header by then is closed."""
     upload_seconds: float = 15.0
-    """Whoever sends a picture more slowly is cut off."""
+    """An upload that takes longer is cut off."""
     decode_seconds: float = 10.0
-    """A picture that takes longer to decode is refused, and the process that decodes it is killed."""
+    """An image that takes longer to decode is refused, and its decoder process is killed."""
     connections: int = 1024
     """Open connections; beyond, the one that has taken longest over its request is closed."""
     connections_per_address: int = 512
     """The same for one address; a proxy in front of the server is one address."""
     upload_memory: int = 256 * 2**20
     """Bytes of uploads in flight; beyond, the upload that has stalled longest is cut off."""
-    waiting: int = 128
-    """So many requests are worked on; the next ones are told to come back."""
+    concurrency: int = 128
+    """Requests in flight; excess requests get 429."""
     batch: int = 32
-    """So many pictures go through the encoder at once; 1: each alone."""
+    """Images that go through the encoder at once; 1: each alone."""
     memory: int = 2**30
     """Bytes that the gallery may keep, beside what the system keeps of its files."""
 
     def __post_init__(self) -> None:
-        for name in _ABOVE_ZERO:
+        for name in _POSITIVE:
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be above 0, found {getattr(self, name)}.")
         if self.writable and not self.key:
             raise ConfigError(f"A writable server needs a key: set {KEY_VARIABLE}, or name a file that holds one.")
         if self.key is not None and (
-            len(self.key) < _SHORTEST_KEY or not (self.key.isascii() and self.key.isprintable())
+            len(self.key) < _MIN_KEY_LENGTH or not (self.key.isascii() and self.key.isprintable())
         ):
-            raise ConfigError(f"The key must have at least {_SHORTEST_KEY} characters, all of them printable ASCII.")
+            raise ConfigError(f"The key must have at least {_MIN_KEY_LENGTH} characters, all of them printable ASCII.")
 
 
 def read_key(file: Path | None) -> str | None:
