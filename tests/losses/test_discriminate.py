@@ -171,3 +171,19 @@ def test_half_precision_outputs_are_computed_in_full() -> None:
 def test_settings_that_mean_nothing(wrong: dict[str, float], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         CAMLoss(3, 4, **wrong)  # type: ignore[arg-type]
+
+
+def test_anchors_that_do_not_learn_stay() -> None:
+    loss = CAMLoss(5, 3, discriminate=1.0, learn_anchors=False)
+    before = loss.anchors.detach().clone()
+    optimizer = torch.optim.SGD(loss.parameters(), lr=0.5)
+    embeddings = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
+    for _ in range(3):
+        parts = loss.components(embeddings, torch.arange(8) % 5)
+        optimizer.zero_grad()
+        sum(parts.values()).backward()
+        optimizer.step()
+    assert torch.equal(loss.anchors, before)
+    assert parts["repeller"] == parts["minimum_norm"] == 0
+    assert loss.classifier is not None
+    assert loss.classifier.weight.abs().max() > 0

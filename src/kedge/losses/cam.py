@@ -119,6 +119,8 @@ class CAMLoss(RetrievalLoss):
     The attractor's gradient fades with p_y, the log loss's does not: see `docs/explanation/loss.md`. The anchors are
     moved by the paper's three parts alone. `normalize` says that a model should divide embeddings by their length.
 
+    With `learn_anchors=False` they stay where `init` puts them, and the parts that only move them are left out.
+
     With `repel_sample`, the repeller is an unbiased estimate from so many anchors, drawn anew each time, against all:
     for hundreds of thousands of classes.
 
@@ -149,6 +151,7 @@ class CAMLoss(RetrievalLoss):
         repel_sample: int | None = None,
         discriminate: float = 0.0,
         normalize: bool = False,
+        learn_anchors: bool = True,
     ) -> None:
         super().__init__()
         check_number("margin", margin, above=True)
@@ -157,6 +160,7 @@ class CAMLoss(RetrievalLoss):
         check_switch("keep_norm", keep_norm)
         check_number("discriminate", discriminate)
         check_switch("normalize", normalize)
+        check_switch("learn_anchors", learn_anchors)
         if repel_sample is not None:
             check_count("repel_sample", repel_sample, otherwise="null for all anchors")
         self.margin = margin
@@ -170,7 +174,8 @@ class CAMLoss(RetrievalLoss):
         if self.classifier is not None:
             nn.init.zeros_(self.classifier.weight)
             nn.init.zeros_(self.classifier.bias)
-        self.anchors = nn.Parameter(init_anchors(num_classes, dim, margin=margin, min_norm=min_norm, init=init))
+        anchors = init_anchors(num_classes, dim, margin=margin, min_norm=min_norm, init=init)
+        self.anchors = nn.Parameter(anchors, requires_grad=learn_anchors)
 
     @classmethod
     def heads_for(cls, make: Callable[..., RetrievalLoss]) -> tuple[str, ...]:
@@ -226,11 +231,11 @@ class CAMLoss(RetrievalLoss):
         check_labels(labels, num_classes)
         with torch.autocast(embeddings.device.type, enabled=False):
             embeddings, anchors = in_full_precision(embeddings), in_full_precision(self.anchors)
-            off = anchors.new_zeros
+            learned, off = self.anchors.requires_grad, anchors.new_zeros
             return {
                 **self._attract(embeddings, labels, mixed, anchors),
-                "repeller": repeller(anchors, self.margin, self.repel_sample) if self.repel else off(()),
-                "minimum_norm": minimum_norm(anchors, self.min_norm) if self.keep_norm else off(()),
+                "repeller": repeller(anchors, self.margin, self.repel_sample) if self.repel and learned else off(()),
+                "minimum_norm": minimum_norm(anchors, self.min_norm) if self.keep_norm and learned else off(()),
             }
 
     def _attract(
@@ -262,4 +267,4 @@ class CAMLoss(RetrievalLoss):
         switches = f"repel={self.repel}, keep_norm={self.keep_norm}, repel_sample={self.repel_sample}"
         beyond = f"discriminate={self.discriminate:g}, normalize={self.normalize}"
         sizes = f"num_classes={num_classes}, dim={dim}, margin={self.margin}, min_norm={self.min_norm}"
-        return f"{sizes}, {switches}, {beyond}"
+        return f"{sizes}, {switches}, {beyond}, learn_anchors={self.anchors.requires_grad}"
