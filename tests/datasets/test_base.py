@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+import kedge.datasets
 from kedge.datasets import Dataset, ImageSplit
 from kedge.errors import DataError
 
@@ -140,3 +141,10 @@ def test_fingerprint_tells_every_label_and_pixel() -> None:
     ]
     assert len({original.fingerprint(), *(one.fingerprint() for one in changed)}) == 5
     assert dataset(train=original.train.subset(range(10))).fingerprint() == original.fingerprint()
+
+
+def test_old_names_are_accepted_with_a_warning() -> None:
+    with pytest.warns(DeprecationWarning, match="Pictures is now ImageSplit"):
+        assert kedge.datasets.Pictures is ImageSplit
+    with pytest.raises(AttributeError, match="Photos"):
+        kedge.datasets.Photos  # noqa: B018

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from typing import Any
+
 from kedge.datasets.base import Dataset, ImageSplit
 from kedge.datasets.benchmarks import cifar100, food101, svhn, tiny_imagenet
 from kedge.datasets.external import as_dataset, huggingface, is_external, stored
@@ -29,3 +32,14 @@ __all__ = [
     "tiny_imagenet",
     "train_val_split",
 ]
+
+# Old names, accepted until the next release.
+_RENAMED = {"Pictures": ImageSplit, "divide": train_val_split, "is_given": is_external}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _RENAMED:
+        new = _RENAMED[name]
+        warnings.warn(f"kedge.datasets.{name} is now {new.__name__}.", DeprecationWarning, stacklevel=2)
+        return new
+    raise AttributeError(f"module 'kedge.datasets' has no attribute {name!r}")
