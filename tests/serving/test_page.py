@@ -213,7 +213,7 @@ def test_a_text_file_is_an_error_that_is_shown(open_page: Open, address: str, tm
     text = tmp_path / "notes.txt"
     text.write_text("no picture")
     at(page, "file").set_input_files(text)
-    expect(at(page, "error")).to_contain_text("picture")
+    expect(at(page, "error")).to_contain_text("image")
     at(page, "file").set_input_files({"name": "x.png", "mimeType": "image/png", "buffer": b"no picture either"})
     expect(at(page, "error")).to_contain_text("cannot be read")
 
