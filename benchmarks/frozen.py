@@ -229,7 +229,8 @@ def as_table(found: dict[str, Any]) -> dict[str, Any]:
 def cell(key: str, value: tuple[float, float]) -> str:
     if key == "seconds":
         return f"{value[0]:.0f}"
-    return f"{value[0]:.3f} ± {value[1]:.3f}".replace("0.", ".")
+    spread = f" ± {value[1]:.3f}" if value[1] else ""  # none of a single seed
+    return f"{value[0]:.3f}{spread}".replace("0.", ".")
 
 
 def kept_features(folder: Path, cache: Path, weights: Path | None) -> tuple[np.ndarray, np.ndarray]:
