@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 # Old names, accepted until the next release.
-_RENAMED = {"Pictures": ImageSplit, "divide": train_val_split, "is_given": is_external}
+_RENAMED: dict[str, Any] = {"Pictures": ImageSplit, "divide": train_val_split, "is_given": is_external}
 
 
 def __getattr__(name: str) -> Any:
