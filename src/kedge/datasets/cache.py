@@ -104,8 +104,8 @@ def write_array(
 ) -> Path:
     """Decode as many images as ``shape`` says to its size.
 
-    ``finish`` is told the rows that could not be read, with reasons, and a digest of all pixels; it says how the array
-    is called and what its notes are.
+    ``finish`` takes the unreadable rows with their reasons and a digest of all pixels; it returns the array's name and
+    its notes.
     """
     part = folder / f"{secrets.token_hex(8)}.npy"
     skipped: dict[int, str] = {}

@@ -51,7 +51,7 @@ def as_dataset(
         test_fraction: the share split off for testing where there are no test images.
         seed: of that division.
         flip: False where mirroring changes the class.
-        classes: the order in which the classes are wanted, such as ``Model.classes``.
+        classes: the order of the classes, such as ``Model.classes``.
     """
     kept = keep_external(source, size=size, most=most, image=image, label=label)
     dataset = stored(kept, test_fraction=test_fraction, seed=seed, flip=flip)

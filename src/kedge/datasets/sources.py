@@ -105,8 +105,8 @@ class TorchSource(Source):
     def labels(self) -> list[Label]:
         """All labels: as torchvision's datasets tell them (``targets``), else with a look at every item."""
         targets: Any = getattr(self.dataset, "targets", None)
-        told = targets is not None and getattr(self.dataset, "target_transform", None) is None
-        if told and hasattr(targets, "__len__") and len(targets) == len(self):
+        usable = targets is not None and getattr(self.dataset, "target_transform", None) is None
+        if usable and hasattr(targets, "__len__") and len(targets) == len(self):
             return [self._label(label, row) for row, label in enumerate(targets)]
         return [self.read(row)[1] for row in range(len(self))]
 
