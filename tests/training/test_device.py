@@ -11,14 +11,16 @@ import pytest
 import torch
 from torch import nn
 
+from kedge.config.compose import compose
 from kedge.datasets import ImageSplit
 from kedge.encoders import build_encoder
 from kedge.images import Augmentation, Mixing
 from kedge.losses import CAMLoss, CrossEntropyLoss, RetrievalLoss
 from kedge.training import train
 from kedge.training.checkpoint import ModelCheckpoint
-from kedge.training.config import Trainer
+from kedge.training.config import Settings, Trainer
 from kedge.training.data import DeviceDataset, TrainingData, fits_on
+from kedge.training.parallel import SINGLE_PROCESS, make_fabric
 from kedge.training.step import Prepare, Step, compile_step
 
 
@@ -56,6 +58,26 @@ def test_where_the_images_live_changes_nothing(tiny: list[str], tmp_path: Path) 
     ]
     weights = [model.encoder.state_dict() for model in models]
     assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
+
+
+class Bounded(nn.Module):
+    """Says how large its input may be, once rounded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(1, 1)
+
+    def forward(self, draws: torch.Tensor) -> tuple[torch.Tensor, torch.dtype]:
+        return draws.max(), self.linear(draws[:, None]).dtype
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed", "32-true"])
+def test_random_numbers_stay_below_one_in_mixed_precision(precision: Any) -> None:
+    settings = Settings.from_config(compose([f"trainer.precision={precision}"]))
+    fabric = make_fabric(settings, SINGLE_PROCESS, torch.device("cpu"), find_unused_parameters=False)
+    largest, dtype = fabric.setup(Bounded())(torch.tensor([0.5, 1 - 2**-24]))
+    assert largest < 1
+    assert dtype == {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(precision, torch.float32)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

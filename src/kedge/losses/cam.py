@@ -25,7 +25,8 @@ from kedge.losses.repeller import repeller
 
 __all__ = ["CAMLoss", "attractor", "minimum_norm", "mixed_attractor", "nearest", "repeller"]
 
-_CLASSES_AT_FULL_RATE = 40
+_CLASSES_AT_ONE, _MOST = 10, 4.0
+"""The classifier learns at cross-entropy's own rate up to so many classes, and so many times that with more of them."""
 _POINTS, _ANCHORS = 2048, 16384
 """So many by so many distances are held at a time."""
 _DENSE = 4096
@@ -187,14 +188,15 @@ class CAMLoss(RetrievalLoss):
 
     @property
     def lr_mult(self) -> float:
-        """With `discriminate`, 1 from 40 classes on, and less below, down to cross-entropy's own rate 1/λ.
+        """With `discriminate=λ`, c/λ: the classifier, whose loss counts λ times, learns c times as fast as another.
 
         The curvature of a log loss in its classifier's weights is E[p(1 − p) f fᵀ], which falls with the number of
-        classes t as 1/t: what is stable among a hundred is four times too fast among ten.
+        classes t as 1/t: what is stable among a hundred is four times too fast among ten. So c is 1 up to ten classes
+        and 4 from forty on; but the anchors, which have the same rate, never learn faster than the encoder.
         """
         if self.classifier is None:
             return 1.0
-        return min(1.0, max(len(self.anchors) / _CLASSES_AT_FULL_RATE, 1 / self.discriminate))
+        return min(1.0, min(_MOST, max(1.0, len(self.anchors) / _CLASSES_AT_ONE)) / self.discriminate)
 
     @property
     def encoder_scale(self) -> float:

@@ -314,9 +314,7 @@ class TrainingLoop:
         share = spread / anchor_spread if anchor_spread > 0 else 1.0
         if share < min(_MAX_IDLE, _IDLE * epoch / epochs):
             self._warned_idle = True
-            advice = (
-                "Use loss.discriminate=4, " if self.bounded else "Use loss.discriminate=4 or encoder.head=bounded, "
-            )
+            advice = f"Use loss.discriminate=16{'' if self.bounded else ' or encoder.head=bounded'}, "
             if getattr(self.step.loss, "discriminate", 0):
                 advice = "Train for longer, "
             warnings.warn(

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+from lightning.fabric.plugins.precision.amp import MixedPrecision
 from lightning.fabric.strategies.ddp import DDPStrategy
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -104,18 +105,28 @@ def make_fabric(settings: Settings, layout: Layout, device: torch.device, *, fin
         warnings.filterwarnings("ignore", message=".*`broadcast_buffers` is deprecated.*")  # its successor is too new
         # Buffers are averaged (`average_batch_statistics`), not broadcast from rank 0.
         strategy = DDPStrategy(find_unused_parameters=find_unused_parameters, broadcast_buffers=False)
+    plugins: list[Any] = [TorchElasticEnvironment()] if layout.processes > 1 else []
     precision = precision_on(device, settings.trainer.precision)
+    if precision.endswith("-mixed"):
+        plugins.append(_MixedPrecision(precision, device.type))  # type: ignore[arg-type]
     fabric = Fabric(
         accelerator="gpu" if device.type == "cuda" else "cpu",
         devices=layout.devices,
         num_nodes=layout.nodes,
         strategy=strategy,
-        # In float64 the module itself is: Fabric's plugin would cast the loss to float32.
-        precision="32-true" if precision == "64-true" else precision,  # type: ignore[arg-type]
-        plugins=[TorchElasticEnvironment()] if layout.processes > 1 else [],
+        # Otherwise "32-true", also in float64, where the module itself is: the plugin would cast the loss to float32.
+        plugins=plugins,
     )
     fabric.launch()
     return fabric
+
+
+class _MixedPrecision(MixedPrecision):
+    """Autocast alone: a batch's random numbers, rounded to bfloat16 as Fabric does with inputs, would reach 1."""
+
+    def convert_input(self, data: Any) -> Any:
+        """As it is."""
+        return data
 
 
 def precision_on(device: torch.device, precision: str) -> str:
