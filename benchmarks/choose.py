@@ -72,7 +72,8 @@ def table(runs: Any) -> dict[str, Any]:
         [run["dataset"], run["candidate"], *(_shown(value(run, column)) for column in COLUMNS)]
         for run in sorted(runs, key=lambda run: (run["dataset"], run["candidate"]))
     ]
-    return {"columns": ["held-out images of", "candidate", *COLUMNS], "rows": rows}
+    names = ("label lists", "brute force", "brute force, cosine", "anchor lists", "1-NN")
+    return {"columns": ["held-out images of", "candidate", *names], "rows": rows}
 
 
 def margins(runs: Any) -> dict[str, float]:

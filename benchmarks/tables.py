@@ -21,7 +21,11 @@ COLUMNS = {
     "brute-force mAP": ("brute_force", "mAP"),
     "anchor-list mAP": ("anchor_lists", "mAP"),
     "brute-force P@20": ("brute_force", "P@20"),
+    "cosine mAP": ("brute_force_cosine", "mAP"),
+    "1-NN": ("knn1", None),
 }
+LATER = ("cosine mAP", "1-NN")
+"""Columns that older results do not have, shown where all runs of a table do."""
 MARK = re.compile(r"(<!-- results: ([\w-]+) -->\n)(?:\|.*\n)*")
 
 
@@ -61,17 +65,22 @@ def table(record: dict[str, Any]) -> str:
     words = {name: overrides(runs[0]["command"]) for name, runs in groups.items()}
     common = [word for word in next(iter(words.values())) if all(word in others for others in words.values())]
     last = f"besides `{' '.join(common)}`" if common else "overrides"
-    lines = [f"| run | {' | '.join(COLUMNS)} | {last} |", f"|---|{'---|' * (len(COLUMNS) + 1)}"]
+    later = all("brute_force_cosine" in scores(run) for run in record["runs"])
+    columns = {name: column for name, column in COLUMNS.items() if later or name not in LATER}
+    lines = [f"| run | {' | '.join(columns)} | {last} |", f"|---|{'---|' * (len(columns) + 1)}"]
     for name, runs in groups.items():
         own = [word for word in words[name] if word not in common]
-        lines.append(row(name, [scores(run) for run in runs], own))
+        lines.append(row(name, [scores(run) for run in runs], own, columns))
         if without := [run["test_without_mirror"] for run in runs if "test_without_mirror" in run]:
-            lines.append(row(f"{name}, one look", without, own))
+            lines.append(row(f"{name}, one look", without, own, columns))
     return "\n".join(lines) + "\n"
 
 
-def row(name: str, found: list[dict[str, Any]], own: list[str]) -> str:
-    cells = [cell([one[method].get(metric) for one in found]) for method, metric in COLUMNS.values()]
+def row(name: str, reports: list[dict[str, Any]], own: list[str], columns: dict[str, Any]) -> str:
+    cells = [
+        cell([report[method].get(metric) if metric else report[method] for report in reports])
+        for method, metric in columns.values()
+    ]
     return f"| {name} | {' | '.join(cells)} | {' '.join(f'`{word}`' for word in own)} |"
 
 
