@@ -10,13 +10,12 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-import kedge
 from kedge.config.compose import build, compose
 from kedge.reproduce.jobs import DataFiles, Job, dataset_info
 from kedge.reproduce.results import ResultLine
@@ -37,8 +36,7 @@ def describe() -> dict[str, Any]:
         "gpu": gpu,
         "driver": _output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") if gpu else None,
         "python": platform.python_version(),
-        "kedge": kedge.__version__,
-        **{name: version(name) for name in ("torch", "torchvision", "lightning", "numpy")},
+        **{name: _version(name) for name in ("kedge", "torch", "torchvision", "lightning", "numpy")},
     }
 
 
@@ -99,6 +97,13 @@ def _cpu() -> str:
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:  # Kedge, run from a source tree that is not installed
+        return None
 
 
 def _hardware(machine: dict[str, Any]) -> tuple[Any, ...]:
