@@ -19,7 +19,7 @@ from kedge.config.compose import CONFIG, DATASET, compose, dataset_of, held_out_
 from kedge.config.trust import OWN
 from kedge.errors import ConfigError
 from kedge.reproduce.jobs import Job
-from kedge.reproduce.worker import perform
+from kedge.reproduce.runner import perform
 from kedge.training import kept_epochs, resume_run, train
 
 

@@ -16,7 +16,7 @@ from kedge.reproduce.experiment import Selection
 from kedge.reproduce.experiments import EXPERIMENTS, get_experiment
 from kedge.reproduce.jobs import CONFIGS
 from kedge.reproduce.results import Results, ResultStore
-from kedge.reproduce.worker import perform
+from kedge.reproduce.runner import perform
 
 SMALL = (
     *("recipe.epochs=2", "recipe.batch_size=50", "split.shots=10", "split.holdout=0"),

@@ -9,6 +9,7 @@ from itertools import combinations
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgba
@@ -17,8 +18,15 @@ from matplotlib.text import Annotation
 from PIL import Image
 
 import kedge.config
-from kedge.reproduce.embedding_plot import Points, Split, plot_embeddings
-from kedge.reproduce.plots import loss_styles, plot_curves, plot_loss_benchmark, write_figure
+from kedge.reproduce.plots import (
+    Points,
+    Split,
+    loss_styles,
+    plot_curves,
+    plot_embeddings,
+    plot_loss_benchmark,
+    write_figure,
+)
 
 DIMENSIONS = [32, 64, 128, 256, 512, 1024, 2048]
 PLACE = ("cifar100", "resnet18")
@@ -32,6 +40,17 @@ def curves(*losses: str, seeds: int = 3) -> dict[str, dict[float, list[float]]]:
         }
         for place, loss in enumerate(losses)
     }
+
+
+def frame(panels: dict[tuple[str, str], dict[str, dict[float, list[float]]]]) -> pd.DataFrame:
+    records = [
+        (*place, loss, x, value)
+        for place, losses in panels.items()
+        for loss, curve in losses.items()
+        for x, values in curve.items()
+        for value in values
+    ]
+    return pd.DataFrame(records, columns=["dataset", "encoder", "loss", "x", "value"])
 
 
 def points(count: int, classes: int = 10) -> Points:
@@ -67,7 +86,9 @@ def assert_readable(figure: Figure) -> None:
 def test_a_line_lies_at_the_means_of_the_seeds() -> None:
     data = curves("cam", "cross_entropy", "mine")
     data["mine"] = {4: [0.3], 1: [0.1], 2: []}
-    figure = plot_curves({PLACE: data}, x_label="embedding dimension", log2_x=True, title="Size of the embedding")
+    figure = plot_curves(
+        frame({PLACE: data}), x_label="embedding dimension", log2_x=True, title="Size of the embedding"
+    )
     drawn = lines(figure)
     assert list(drawn) == ["CAM", "cross-entropy", "mine"]
     assert drawn["CAM"][0] == DIMENSIONS
@@ -81,7 +102,7 @@ def test_a_line_lies_at_the_means_of_the_seeds() -> None:
 
 def test_the_band_is_one_standard_deviation_of_a_sample() -> None:
     values = {1.0: [0.1, 0.2, 0.6], 2.0: [0.4, 0.5]}
-    axes = plot_curves({PLACE: {"cam": values}}, x_label="epoch").axes[0]
+    axes = plot_curves(frame({PLACE: {"cam": values}}), x_label="epoch").axes[0]
     (outline,) = axes.collections[0].get_paths()
     for x, seeds in values.items():
         edges = [float(y) for at, y in np.asarray(outline.vertices) if at == x]
@@ -91,7 +112,7 @@ def test_the_band_is_one_standard_deviation_of_a_sample() -> None:
 
 @pytest.mark.parametrize("log2_x", [False, True])
 def test_one_point_is_enough(tmp_path: Path, log2_x: bool) -> None:
-    figure = plot_curves({PLACE: {"cam": {64: [0.5, 0.7]}}}, x_label="embedding dimension", log2_x=log2_x)
+    figure = plot_curves(frame({PLACE: {"cam": {64: [0.5, 0.7]}}}), x_label="embedding dimension", log2_x=log2_x)
     assert lines(figure) == {"CAM": ([64], [0.6])}
     (bar,) = [part for part in figure.axes[0].collections if len(part.get_paths()[0].vertices) == 2]
     deviation = statistics.stdev([0.5, 0.7])
@@ -105,7 +126,7 @@ def test_panels_stand_by_dataset_and_encoder_and_say_what_was_not_run() -> None:
         ("cifar100", "swin_t"): curves("cam"),
         ("svhn", "resnet18"): {"cam": {1.0: [0.25, 0.75], 16384.0: [0.9]}},
     }
-    figure = plot_curves(panels, x_label="images of each class", log2_x=True, title="Few shots")
+    figure = plot_curves(frame(panels), x_label="images of each class", log2_x=True, title="Few shots")
     assert [[text.get_text() for text in axes.texts] for axes in figure.axes] == [[], [], [], ["not run"]]
     assert [axes.get_title() for axes in figure.axes] == ["ResNet-18", "Swin-T", "", ""]
     assert [axes.get_ylabel() for axes in figure.axes] == ["CIFAR-100", "", "SVHN", ""]
@@ -122,7 +143,7 @@ def test_a_loss_looks_the_same_everywhere() -> None:
     assert {loss: beside[loss] for loss in losses} == loss_styles(losses)
     assert len({colour for colour, _ in loss_styles(losses).values()}) == len(losses)
     assert len(set(beside.values())) == len(beside), "others differ by colour or marker"
-    figure = plot_curves({PLACE: curves("contrastive", "mine")}, x_label="x")
+    figure = plot_curves(frame({PLACE: curves("contrastive", "mine")}), x_label="x")
     colours = [loss_styles(["contrastive", "mine"])[loss][0] for loss in ("contrastive", "mine")]
     assert [line.get_color() for line in figure.axes[0].lines] == colours
 
@@ -203,12 +224,14 @@ def test_a_loss_without_test_embeddings_says_so() -> None:
 
 def test_the_loss_benchmark_is_ordered_by_its_first_metric() -> None:
     losses = {
-        "mine": [[0.3], [0.9]],
-        "cam": [[0.6, 0.7], [0.5, 0.8, 0.8]],
-        "unfinished": [[], [0.99]],
-        "cross_entropy": [[0.5], []],
+        "mine": [(0.3, 0.9)],
+        "cam": [(0.6, 0.5), (0.7, 0.8), (None, 0.8)],
+        "unfinished": [(None, 0.99)],
+        "cross_entropy": [(0.5, None)],
     }
-    figure = plot_loss_benchmark(losses, ["brute force", "accuracy"], title="Losses", x_label="mAP")
+    seeds = [(loss, *values) for loss, seeds in losses.items() for values in seeds]
+    scores = pd.DataFrame(seeds, columns=["loss", "brute force", "accuracy"]).set_index("loss").astype(float)
+    figure = plot_loss_benchmark(scores, title="Losses", x_label="mAP")
     (axes,) = figure.axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["CAM", "cross-entropy", "mine", "unfinished"]
     first, last = axes.get_ylim()
@@ -227,9 +250,9 @@ def test_the_loss_benchmark_is_ordered_by_its_first_metric() -> None:
 def test_both_files_are_written_whole_and_the_same_each_time(tmp_path: Path) -> None:
     def make() -> list[Figure]:
         return [
-            plot_curves({PLACE: curves("cam", "mine")}, x_label="dimension", log2_x=True),
+            plot_curves(frame({PLACE: curves("cam", "mine")}), x_label="dimension", log2_x=True),
             plot_embeddings({"cam": {"train": points(300, 3)}}, {"cam": np.eye(3, 2)}, ["a", "b", "c"]),
-            plot_loss_benchmark({"cam": [[0.1, 0.2]]}, ["brute force"]),
+            plot_loss_benchmark(pd.DataFrame({"brute force": [0.1, 0.2]}, index=["cam", "cam"])),
         ]
 
     for run in ("one", "two"):
@@ -244,7 +267,7 @@ def test_both_files_are_written_whole_and_the_same_each_time(tmp_path: Path) -> 
 
 
 def test_what_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    figure = plot_curves({PLACE: curves("cam")}, x_label="dimension")
+    figure = plot_curves(frame({PLACE: curves("cam")}), x_label="dimension")
     monkeypatch.setattr(Figure, "savefig", lambda *args, **kwargs: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         write_figure(figure, tmp_path, "a")

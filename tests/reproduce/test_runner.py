@@ -18,8 +18,7 @@ from kedge.cli import app
 from kedge.reproduce.jobs import Job
 from kedge.reproduce.report import write_report
 from kedge.reproduce.results import ResultStore
-from kedge.reproduce.runner import launch, run
-from kedge.reproduce.worker import perform
+from kedge.reproduce.runner import launch, perform, run
 
 SMALL = ["recipe.batch_size=50", "split.shots=10", "split.holdout=0", "encoder.stem=imagenet", "encoder.dim=8"]
 PART = ["--dataset", "sample", "--encoder", "resnet10", "--loss", "cam"]
@@ -45,7 +44,7 @@ def alive(out: Path) -> list[int]:
             words = entry.read_bytes()
         except OSError:
             continue
-        if b"kedge.reproduce.worker" in words and str(out).encode() in words:
+        if b"kedge.reproduce.runner" in words and str(out).encode() in words:
             found.append(int(entry.parent.name))
     return found
 

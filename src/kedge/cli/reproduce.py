@@ -111,7 +111,7 @@ def _plan(jobs: list[Job], out: Path, selection: Selection, max_workers: int) ->
     from rich.table import Column, Table
 
     from kedge.console import stdout
-    from kedge.reproduce.estimates import Estimates, format_duration
+    from kedge.reproduce.machine import Estimates, format_duration
     from kedge.reproduce.results import ResultStore
 
     store = ResultStore(out / "results.jsonl")

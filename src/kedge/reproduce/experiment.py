@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from matplotlib.figure import Figure
 
 from kedge.evaluation.report import METHODS, TITLES
 from kedge.reproduce.jobs import DataFiles, Job
-from kedge.reproduce.names import display
+from kedge.reproduce.paper import PaperValue, display
 from kedge.reproduce.plots import write_figure
-from kedge.reproduce.results import Getter, Results
-from kedge.reproduce.tables import Cell, Column, Table, write_table
+from kedge.reproduce.results import Column, ResultLine, Results
+from kedge.reproduce.tables import Rows, Table, write_table
 
-__all__ = ["LOSSES", "PLOTTED_METHODS", "Experiment", "Selection", "metric", "swept_value"]
+__all__ = ["ACCURACY", "KNN1", "LOSSES", "METHOD_COLUMNS", "Experiment", "LinesByLoss", "Selection"]
 
 LOSSES = ("cross_entropy", "contrastive", "cam")
-DATASETS = ("cifar100", "food101", "svhn", "tiny_imagenet")
-ENCODERS = ("resnet18", "resnet50", "resnet101", "swin_t")
 
-PLOTTED_METHODS = ("brute_force", "label_lists_rest_last")
-"""The search methods that have a figure."""
+METHOD_COLUMNS = tuple(Column(f"mAP, {TITLES[method]}", metric=f"{method}.mAP") for method in METHODS)
+"""mAP under every search method: compare losses within one column only."""
+ACCURACY = Column("accuracy", "percent", metric="accuracy")
+KNN1 = Column("1-NN", "percent", metric="knn1")
+ALL_COLUMNS = (*METHOD_COLUMNS, ACCURACY, KNN1)
 
-Group = tuple[str, str, str, tuple[str, ...]]
-"""Dataset, encoder, loss and changes: what the seeds of a cell share."""
+LinesByLoss = dict[str, list[ResultLine]]
+"""Of each loss a line for every seed."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,8 @@ class Experiment:
 
     name: ClassVar[str]
     title: ClassVar[str]
-    datasets: ClassVar[tuple[str, ...]] = DATASETS
-    encoders: ClassVar[tuple[str, ...]] = ENCODERS
+    datasets: ClassVar[tuple[str, ...]] = ("cifar100", "food101", "svhn", "tiny_imagenet")
+    encoders: ClassVar[tuple[str, ...]] = ("resnet18", "resnet50", "resnet101", "swin_t")
     losses: ClassVar[tuple[str, ...]] = LOSSES
     measures: ClassVar[tuple[str, ...]] = ("scores",)
     sweeps: ClassVar[str | None] = None
@@ -60,6 +61,13 @@ class Experiment:
     """Whether its figures show the dataset's images."""
     accepts_any_loss: ClassVar[bool] = False
     """Whether losses that it does not name belong to it."""
+    labels: ClassVar[tuple[str, ...]] = ("dataset", "encoder", "loss")
+    """What its rows are labelled by."""
+    columns: ClassVar[tuple[Column, ...]] = ()
+    """The columns of the paper's table, if it has one."""
+    notes: ClassVar[tuple[str, ...]] = ()
+    all_methods: ClassVar[bool] = True
+    """Whether it has a table of all search methods."""
 
     def jobs(self, selection: Selection) -> list[Job]:
         """All runs."""
@@ -86,22 +94,53 @@ class Experiment:
         del job
         return True
 
-    def tables(self, results: Results, selection: Selection) -> list[Table]:
-        """The tables of every recipe."""
-        return [
-            table
-            for recipe in selection.recipes
-            for table in self.recipe_tables(results, replace(selection, recipes=(recipe,)))
-        ]
+    def row(self, job: Job) -> tuple[str, ...]:
+        """The labels of the row of a run."""
+        return job.dataset, job.encoder, job.loss
 
-    def recipe_tables(self, results: Results, selection: Selection) -> list[Table]:
-        """The tables of one recipe; unless a subclass has others, one of all search methods."""
-        return [self.methods_table(results, selection)]
+    def paper(self, job: Job) -> dict[str, PaperValue]:
+        """What the paper prints of a run, by metric."""
+        del job
+        return {}
+
+    def tables(self, results: Results, selection: Selection) -> list[Table]:
+        """For every recipe the paper's table and that of all search methods."""
+        tables = []
+        for part in (replace(selection, recipes=(recipe,)) for recipe in selection.recipes):
+            if self.columns:
+                tables.append(self._table(part, "", "", self.columns, self.rows(results, part), self.notes))
+            if self.all_methods:
+                rows: Rows = {
+                    self.row(job): tuple(results.cell(seeds, column) for column in ALL_COLUMNS)
+                    for job, seeds in self.groups(part).items()
+                }
+                tables.append(self._table(part, "-all", ": all ways to search", ALL_COLUMNS, rows))
+        return tables
+
+    def rows(self, results: Results, selection: Selection) -> Rows:
+        """The rows of the paper's table: a cell for each of `columns`, beside what the paper prints."""
+        rows: Rows = {}
+        for job, seeds in self.groups(selection).items():
+            paper = self.paper(job)
+            rows[self.row(job)] = tuple(results.cell(seeds, one, paper.get(one.metric)) for one in self.columns)
+        return rows
 
     def figures(self, results: Results, selection: Selection) -> dict[str, Figure]:
-        """Figures by name; only those for which something ran."""
-        del results, selection
-        return {}
+        """Figures by name: one for each recipe, dataset and encoder of which something ran, if it draws any."""
+        lines: dict[tuple[str, str, str], LinesByLoss] = {}
+        for job, seeds in self.groups(selection).items():
+            if measured := results.lines(seeds, self.measures[-1]):
+                lines.setdefault((job.dataset, job.encoder, job.recipe), {})[job.loss] = measured
+        drawn = {
+            "-".join([self.name, *place]): self.draw(by_loss, self.caption(*place), selection.data_files)
+            for place, by_loss in lines.items()
+        }
+        return {name: figure for name, figure in drawn.items() if figure is not None}
+
+    def draw(self, by_loss: LinesByLoss, title: str, data_files: DataFiles) -> Figure | None:
+        """The figure of what was last measured of each loss, seed by seed; None where there is nothing to draw."""
+        del by_loss, title, data_files
+        return None
 
     def write(self, results: Results, selection: Selection, out: Path) -> tuple[list[Table], list[Path]]:
         """Write all tables and figures below `out`; the tables, and the files."""
@@ -111,74 +150,27 @@ class Experiment:
             paths += write_figure(figure, out / "figures", name)
         return tables, paths
 
-    # ------------------------------------------------------------------ for subclasses
-
-    def groups(self, selection: Selection) -> dict[Group, list[Job]]:
-        """The seeds of each dataset, encoder, loss and variant."""
-        groups: dict[Group, list[Job]] = {}
+    def groups(self, selection: Selection) -> dict[Job, list[Job]]:
+        """Runs that differ in nothing but their seed, by the job with seed 0."""
+        groups: dict[Job, list[Job]] = {}
         for job in self.jobs(selection):
-            groups.setdefault((job.dataset, job.encoder, job.loss, job.changes), []).append(job)
+            groups.setdefault(replace(job, seed=0), []).append(job)
         return groups
 
-    def table(
+    def _table(
         self,
         selection: Selection,
-        labels: Sequence[str],
-        columns: Sequence[Column],
-        rows: dict[tuple[str, ...], tuple[Cell | None, ...]],
-        *,
-        suffix: str = "",
-        subtitle: str = "",
+        suffix: str,
+        subtitle: str,
+        columns: tuple[Column, ...],
+        rows: Rows,
         notes: Sequence[str] = (),
     ) -> Table:
-        """A table of this experiment for one recipe."""
         (recipe,) = selection.recipes
-        name = "-".join(part for part in (self.name, suffix, recipe) if part)
         settings = [f"With {' '.join(selection.settings)}."] if selection.settings else []
         title = f"{self.title}{subtitle}, recipe {recipe}"
-        return Table(name, title, tuple(labels), tuple(columns), rows, (*notes, *settings))
-
-    def methods_table(self, results: Results, selection: Selection, swept: str | None = None) -> Table:
-        """mAP under every search method, accuracy and 1-NN: compare losses within one column only."""
-        columns = [Column(f"mAP, {TITLES[method]}") for method in METHODS]
-        columns += [Column("accuracy", "percent"), Column("1-NN", "percent")]
-        getters = [metric((method, "mAP")) for method in METHODS] + [metric(("accuracy",)), metric(("knn1",))]
-        rows: dict[tuple[str, ...], tuple[Cell | None, ...]] = {}
-        for (dataset, encoder, loss, changes), jobs in self.groups(selection).items():
-            labels = (dataset, encoder, *([swept_value(changes)] if swept else []), loss)
-            rows[labels] = tuple(results.cell(jobs, getter) for getter in getters)
-        labels = ("dataset", "encoder", *([swept] if swept else []), "loss")
-        return self.table(selection, labels, columns, rows, suffix="all", subtitle=": all ways to search")
-
-    def by_encoder(
-        self, results: Results, selection: Selection, measure: str
-    ) -> Iterator[tuple[str, str, str, dict[str, list[Any]]]]:
-        """Of each recipe, dataset and encoder the measurements of every loss, seed by seed; only where some ran."""
-        for recipe in selection.recipes:
-            measured: dict[tuple[str, str], dict[str, list[Any]]] = {}
-            for (dataset, encoder, loss, _), jobs in self.groups(replace(selection, recipes=(recipe,))).items():
-                if values := results.values(jobs, measure):
-                    measured.setdefault((dataset, encoder), {})[loss] = values
-            for (dataset, encoder), by_loss in measured.items():
-                yield recipe, dataset, encoder, by_loss
+        return Table(f"{self.name}{suffix}-{recipe}", title, self.labels, columns, rows, (*notes, *settings))
 
     def caption(self, dataset: str, encoder: str, recipe: str) -> str:
         """The title of a figure."""
         return f"{self.title}: {display(dataset)} · {display(encoder)}, recipe {recipe}"
-
-
-def metric(path: Sequence[str] | None) -> Getter:
-    """A function that gets the value at the end of a path of names; None where there is none."""
-
-    def get(values: Mapping[str, Any]) -> float | None:
-        value: Any = values
-        for name in path or ():
-            value = value.get(name, {})
-        return value if isinstance(value, float | int) else None
-
-    return get
-
-
-def swept_value(changes: Sequence[str]) -> str:
-    """`encoder.dim=32` → 32."""
-    return changes[0].partition("=")[2]

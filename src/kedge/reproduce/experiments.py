@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
 
 from kedge.datasets import shot_counts
 from kedge.errors import ConfigError
-from kedge.evaluation import METHODS, retrieval_grid
+from kedge.evaluation import retrieval_grid
 from kedge.evaluation.report import TITLES
-from kedge.reproduce.embedding_plot import plot_embeddings
-from kedge.reproduce.experiment import LOSSES, PLOTTED_METHODS, Experiment, Selection, metric, swept_value
-from kedge.reproduce.jobs import Job, dataset_info, load_dataset
-from kedge.reproduce.names import display
-from kedge.reproduce.paper import PaperValue, metric_path, paper_values
-from kedge.reproduce.plots import plot_curves, plot_loss_benchmark
-from kedge.reproduce.results import Results
-from kedge.reproduce.tables import Cell, Column, Table
+from kedge.reproduce.experiment import ACCURACY, KNN1, LOSSES, METHOD_COLUMNS, Experiment, LinesByLoss, Selection
+from kedge.reproduce.jobs import DataFiles, Job, dataset_info, load_dataset
+from kedge.reproduce.paper import PaperValue, display, paper_rows, paper_values
+from kedge.reproduce.plots import plot_curves, plot_embeddings, plot_loss_benchmark
+from kedge.reproduce.results import Column, Results, value_at
+from kedge.reproduce.tables import Rows, Table
 
 __all__ = ["EXPERIMENTS", "get_experiment"]
-
-Rows = dict[tuple[str, ...], tuple[Cell | None, ...]]
 
 
 class Table1(Experiment):
@@ -33,33 +30,20 @@ class Table1(Experiment):
 
     name = "table1"
     title = "Retrieval on the full sets (Table 1)"
-    COLUMNS: ClassVar = {
-        f"mAP, {TITLES['brute_force']}": ("brute_force", "mAP"),
-        f"mAP, {TITLES['label_lists_rest_last']}": ("label_lists_rest_last", "mAP"),
-        "P@20, brute force": ("brute_force", "P@20"),
-        "P@100, brute force": ("brute_force", "P@100"),
-    }
+    columns = (
+        *(METHOD_COLUMNS[0], METHOD_COLUMNS[3]),
+        Column("P@20, brute force", metric="brute_force.P@20"),
+        Column("P@100, brute force", metric="brute_force.P@100"),
+    )
+    notes = (
+        "The paper's one mAP column holds two-stage search for CAM (here: label lists, the rest last) and brute "
+        "force for the other losses.",
+    )
 
-    def recipe_tables(self, results: Results, selection: Selection) -> list[Table]:
-        """As printed, and all search methods."""
-        rows: Rows = {}
-        for (dataset, encoder, loss, _), jobs in self.groups(selection).items():
-            printed = paper_values("retrieval", dataset, encoder, loss)
-            paper: dict[Any, PaperValue | None] = {
-                metric_path("retrieval", name, loss): value for name, value in printed.items()
-            }
-            if loss == "cam":  # its brute-force mAP is printed in the second table
-                paper["brute_force", "mAP"] = paper_values("two_stage", dataset, encoder, "brute_force").get("mAP")
-            rows[dataset, encoder, loss] = tuple(
-                results.cell(jobs, metric(path), paper.get(path)) for path in self.COLUMNS.values()
-            )
-        note = (
-            "The paper's one mAP column holds two-stage search for CAM (here: label lists, the rest last) and brute "
-            "force for the other losses."
-        )
-        columns = [Column(name) for name in self.COLUMNS]
-        table = self.table(selection, ("dataset", "encoder", "loss"), columns, rows, notes=[note])
-        return [table, self.methods_table(results, selection)]
+    def paper(self, job: Job) -> dict[str, PaperValue]:
+        """CAM's brute-force mAP is printed in the second table."""
+        second = paper_values("two_stage", job.dataset, job.encoder, "brute_force") if job.loss == "cam" else {}
+        return second | paper_values("retrieval", job.dataset, job.encoder, job.loss)
 
 
 class Table2(Experiment):
@@ -69,28 +53,28 @@ class Table2(Experiment):
     title = "Brute force and two-stage search (Table 2)"
     losses = ("cam",)
     measures = ("scores", "speed")
+    labels = ("dataset", "encoder", "loss", "search")
+    columns = (
+        Column("mAP", metric="{list}.mAP"),
+        Column("encoder and search (ms)", "ms", "low", "{search}_ms", "speed"),
+        Column("search alone (ms)", "ms", "low", "{search}_search_ms", "speed"),
+    )
+    notes = (
+        "Milliseconds per query, one query at a time, the nearest 100, on the machine of the result lines; the "
+        "paper's were taken on another, so that only the ratio of two rows means something.",
+    )
+    all_methods = False
 
-    def recipe_tables(self, results: Results, selection: Selection) -> list[Table]:
-        """mAP and milliseconds."""
+    def rows(self, results: Results, selection: Selection) -> Rows:
+        """Each run in two rows, one for each search."""
         rows: Rows = {}
-        for (dataset, encoder, loss, _), jobs in self.groups(selection).items():
-            for method in ("brute_force", "two_stage"):
-                paper = paper_values("two_stage", dataset, encoder, method) if loss == "cam" else {}
-                rows[dataset, encoder, loss, method] = (
-                    results.cell(jobs, metric(metric_path("two_stage", "mAP", method)), paper.get("mAP")),
-                    results.cell(jobs, metric((f"{method}_ms",)), paper.get("ms"), "speed"),
-                    results.cell(jobs, metric((f"{method}_search_ms",)), None, "speed"),
-                )
-        columns = (
-            Column("mAP"),
-            Column("encoder and search (ms)", "ms", "low"),
-            Column("search alone (ms)", "ms", "low"),
-        )
-        note = (
-            "Milliseconds per query, one query at a time, the nearest 100, on the machine of the result lines; the "
-            "paper's were taken on another, so that only the ratio of two rows means something."
-        )
-        return [self.table(selection, ("dataset", "encoder", "loss", "search"), columns, rows, notes=[note])]
+        searches = {"brute_force": "brute_force", "two_stage": "label_lists_rest_last"}
+        for (job, seeds), (search, lists) in itertools.product(self.groups(selection).items(), searches.items()):
+            paper = paper_values("two_stage", job.dataset, job.encoder, search) if job.loss == "cam" else {}
+            columns = [replace(one, metric=one.metric.format(list=lists, search=search)) for one in self.columns]
+            cells = (results.cell(seeds, column, paper.get(column.metric)) for column in columns)
+            rows[*self.row(job), search] = tuple(cells)
+        return rows
 
 
 class Ablation(Experiment):
@@ -101,42 +85,38 @@ class Ablation(Experiment):
     datasets = ("svhn",)
     encoders = ("resnet18",)
     losses = ("cam",)
-    ROWS: ClassVar = tuple(itertools.product((False, True), (False, True), ("random", "base")))
+    labels = ("dataset", "encoder", "repeller", "minimum norm", "anchors start")
+    columns = (ACCURACY, *METHOD_COLUMNS)
+    notes = ("The last printed mAP is that of two-stage search, the others are brute force.",)
+    all_methods = False
+    ROWS: ClassVar = {
+        tuple(
+            f"loss.{name}={value}".lower()
+            for name, value, usual in zip(("repel", "keep_norm", "init"), row, (True, True, "base"), strict=True)
+            if value != usual
+        ): row
+        for row in paper_rows("ablation")
+    }
+    """Row of the paper by its overrides; the last is the loss as it is."""
 
     def variants(self, job: Job, selection: Selection) -> Sequence[tuple[str, ...]]:
-        """The eight rows; the last is the loss as it is."""
+        """The eight rows."""
         del job, selection
-        return [self._changes(*row) for row in self.ROWS]
+        return list(self.ROWS)
 
     def is_specific(self, job: Job) -> bool:
         """The loss as it is is in the first table, too."""
         return bool(job.changes)
 
-    def recipe_tables(self, results: Results, selection: Selection) -> list[Table]:
-        """Accuracy and all search methods."""
-        rows: Rows = {}
-        groups = self.groups(selection)
-        places = dict.fromkeys((dataset, encoder) for dataset, encoder, _, _ in groups)
-        for (dataset, encoder), row in itertools.product(places, self.ROWS):
-            jobs = groups[dataset, encoder, "cam", self._changes(*row)]
-            same = (dataset, encoder) == (self.datasets[0], self.encoders[0])
-            paper = paper_values("ablation", *row) if same else {}
-            compared = metric_path("ablation", "mAP", *row)
-            cells = [results.cell(jobs, metric(("accuracy",)), paper.get("accuracy"))]
-            for method in METHODS:
-                path = (method, "mAP")
-                cells.append(results.cell(jobs, metric(path), paper.get("mAP") if path == compared else None))
-            switches = ("yes" if switch else "no" for switch in row[:2])
-            rows[dataset, encoder, *switches, row[2]] = tuple(cells)
-        columns = [Column("accuracy", "percent"), *(Column(f"mAP, {TITLES[method]}") for method in METHODS)]
-        labels = ("dataset", "encoder", "repeller", "minimum norm", "anchors start")
-        note = "The last printed mAP is that of two-stage search, the others are brute force."
-        return [self.table(selection, labels, columns, rows, notes=[note])]
+    def row(self, job: Job) -> tuple[str, ...]:
+        """What is switched on."""
+        repel, keep_norm, init = self.ROWS[job.changes]
+        return job.dataset, job.encoder, "yes" if repel else "no", "yes" if keep_norm else "no", str(init)
 
-    @staticmethod
-    def _changes(repel: bool, keep_norm: bool, init: str) -> tuple[str, ...]:
-        values = {"repel": (repel, True), "keep_norm": (keep_norm, True), "init": (init, "base")}
-        return tuple(f"loss.{name}={str(value).lower()}" for name, (value, usual) in values.items() if value != usual)
+    def paper(self, job: Job) -> dict[str, PaperValue]:
+        """Printed for one dataset and encoder."""
+        same = (job.dataset, job.encoder) == (self.datasets[0], self.encoders[0])
+        return paper_values("ablation", *self.ROWS[job.changes]) if same else {}
 
 
 class Classification(Experiment):
@@ -146,25 +126,51 @@ class Classification(Experiment):
     title = "Classification accuracy (Table 4)"
     encoders = ("resnet18", "resnet50")
     losses = ("cross_entropy", "cam")
+    columns = (ACCURACY, KNN1)
+    all_methods = False
 
-    def recipe_tables(self, results: Results, selection: Selection) -> list[Table]:
-        """Accuracy."""
-        rows: Rows = {}
-        for (dataset, encoder, loss, _), jobs in self.groups(selection).items():
-            paper = paper_values("classification", dataset, encoder, loss).get("accuracy")
-            accuracy, knn1 = metric(("accuracy",)), metric(("knn1",))
-            rows[dataset, encoder, loss] = (results.cell(jobs, accuracy, paper), results.cell(jobs, knn1))
-        columns = (Column("accuracy", "percent"), Column("1-NN", "percent"))
-        return [self.table(selection, ("dataset", "encoder", "loss"), columns, rows)]
+    def paper(self, job: Job) -> dict[str, PaperValue]:
+        """Accuracies."""
+        return paper_values("classification", job.dataset, job.encoder, job.loss)
 
 
-class Sweep(Experiment):
+class Curves(Experiment):
+    """mAP over a number, brute force and two-stage search in a figure each."""
+
+    x_label: ClassVar[str]
+    log2_x: ClassVar[bool] = False
+
+    def points(self, job: Job, values: Any) -> Iterable[tuple[str, Any]]:
+        """The numbers of a run, and what was measured there."""
+        raise NotImplementedError
+
+    def figures(self, results: Results, selection: Selection) -> dict[str, Figure]:
+        """One for each recipe and search method."""
+        figures = {}
+        for recipe, method in itertools.product(selection.recipes, ("brute_force", "label_lists_rest_last")):
+            curves = pd.DataFrame(
+                [
+                    (job.dataset, job.encoder, job.loss, float(x), value_at(values, f"{method}.mAP"))
+                    for job in self.jobs(replace(selection, recipes=(recipe,)))
+                    for line in results.lines([job], self.measures[-1])
+                    for x, values in self.points(job, line.values)
+                ],
+                columns=["dataset", "encoder", "loss", "x", "value"],
+            )
+            if not curves.empty:
+                (dataset, encoder), *others = curves[["dataset", "encoder"]].drop_duplicates().to_numpy().tolist()
+                title = f"{self.title}, recipe {recipe}" if others else self.caption(dataset, encoder, recipe)
+                figures[f"{self.name}-{method}-{recipe}"] = plot_curves(
+                    curves, x_label=self.x_label, y_label=f"mAP, {TITLES[method]}", title=title, log2_x=self.log2_x
+                )
+        return figures
+
+
+class Sweep(Curves):
     """Runs that differ in one number, and curves over it."""
 
-    sweep_label: ClassVar[str]
-    """What the number is called in a table."""
-    x_label: ClassVar[str]
-    """What it is called in a figure."""
+    sweeps: ClassVar[str]
+    log2_x = True
 
     def sweep(self, dataset: str, selection: Selection) -> Sequence[int]:
         """All numbers."""
@@ -174,27 +180,13 @@ class Sweep(Experiment):
         """One for each number."""
         return [(f"{self.sweeps}={number}",) for number in selection.sweep or self.sweep(job.dataset, selection)]
 
-    def recipe_tables(self, results: Results, selection: Selection) -> list[Table]:
-        """All search methods."""
-        return [self.methods_table(results, selection, self.sweep_label)]
+    def row(self, job: Job) -> tuple[str, ...]:
+        """With the number, as in `encoder.dim=32`."""
+        return job.dataset, job.encoder, job.changes[0].partition("=")[2], job.loss
 
-    def figures(self, results: Results, selection: Selection) -> dict[str, Figure]:
-        """mAP over the number, brute force and two-stage separately."""
-        figures = {}
-        for recipe, method in itertools.product(selection.recipes, PLOTTED_METHODS):
-            panels: dict[tuple[str, str], dict[str, dict[float, list[float]]]] = {}
-            for (dataset, encoder, loss, changes), jobs in self.groups(replace(selection, recipes=(recipe,))).items():
-                cell = results.cell(jobs, metric((method, "mAP")))
-                if cell.values:
-                    curves = panels.setdefault((dataset, encoder), {})
-                    curves.setdefault(loss, {})[float(swept_value(changes))] = list(cell.values)
-            if panels:
-                place = next(iter(panels))
-                title = self.caption(*place, recipe) if len(panels) == 1 else f"{self.title}, recipe {recipe}"
-                figures[f"{self.name}-{method}-{recipe}"] = plot_curves(
-                    panels, x_label=self.x_label, y_label=f"mAP, {TITLES[method]}", title=title, log2_x=True
-                )
-        return figures
+    def points(self, job: Job, values: Any) -> Iterable[tuple[str, Any]]:
+        """One for each run."""
+        return [(self.row(job)[2], values)]
 
 
 class Dimensions(Sweep):
@@ -204,8 +196,9 @@ class Dimensions(Sweep):
     title = "Size of the embedding"
     datasets = ("cifar100",)
     encoders = ("resnet50",)
+    labels = ("dataset", "encoder", "dimensions", "loss")
     sweeps = "encoder.dim"
-    sweep_label = x_label = "dimensions"
+    x_label = "dimensions"
 
     def sweep(self, dataset: str, selection: Selection) -> Sequence[int]:
         """Powers of two."""
@@ -213,7 +206,7 @@ class Dimensions(Sweep):
         return [32, 64, 128, 256, 512, 1024, 2048]
 
 
-class Convergence(Experiment):
+class Convergence(Curves):
     """mAP over the epochs of training."""
 
     name = "convergence"
@@ -221,29 +214,19 @@ class Convergence(Experiment):
     datasets = ("cifar100",)
     encoders = ("resnet50",)
     measures = ("scores", "curve")
-    POINTS: ClassVar = 20
+    x_label = "epoch"
+    EPOCHS: ClassVar = 20
+    """Epochs that are measured, about."""
 
     def variants(self, job: Job, selection: Selection) -> Sequence[tuple[str, ...]]:
         """One that keeps checkpoints on its way."""
         del selection
-        return [(f"trainer.keep_every={max(1, int(job.config.recipe.epochs) // self.POINTS)}",)]
+        return [(f"trainer.keep_every={max(1, int(job.config.recipe.epochs) // self.EPOCHS)}",)]
 
-    def figures(self, results: Results, selection: Selection) -> dict[str, Figure]:
-        """One for each dataset, encoder and search method."""
-        figures = {}
-        for recipe, dataset, encoder, by_loss in self.by_encoder(results, selection, "curve"):
-            for method in PLOTTED_METHODS:
-                curves: dict[str, dict[float, list[float]]] = {loss: {} for loss in by_loss}
-                for loss, seeds in by_loss.items():
-                    for epoch, values in itertools.chain.from_iterable(seed.items() for seed in seeds):
-                        curves[loss].setdefault(float(epoch), []).append(values[method]["mAP"])
-                figures[f"{self.name}-{dataset}-{encoder}-{method}-{recipe}"] = plot_curves(
-                    {(dataset, encoder): curves},
-                    x_label="epoch",
-                    y_label=f"mAP, {TITLES[method]}",
-                    title=self.caption(dataset, encoder, recipe),
-                )
-        return figures
+    def points(self, job: Job, values: Any) -> Iterable[tuple[str, Any]]:
+        """One for each epoch."""
+        del job
+        return list(values.items())
 
 
 class FewShot(Sweep):
@@ -251,8 +234,8 @@ class FewShot(Sweep):
 
     name = "fewshot"
     title = "Few pictures of each class"
+    labels = ("dataset", "encoder", "shots", "loss")
     sweeps = "split.shots"
-    sweep_label = "shots"
     x_label = "images of each class"
 
     def sweep(self, dataset: str, selection: Selection) -> Sequence[int]:
@@ -275,25 +258,20 @@ class Embeddings2d(Experiment):
         del selection
         return [("encoder.dim=2", *(["loss.margin=4", "loss.min_norm=1"] if job.loss == "cam" else []))]
 
-    def figures(self, results: Results, selection: Selection) -> dict[str, Figure]:
+    def draw(self, by_loss: LinesByLoss, title: str, data_files: DataFiles) -> Figure:
         """Scatter plots and densities, of the first seed that ran."""
-        figures = {}
-        for recipe, dataset, encoder, by_loss in self.by_encoder(results, selection, "points"):
-            embeddings: dict[str, Any] = {}
-            anchors: dict[str, Any] = {}
-            for loss, (first, *_) in by_loss.items():
-                embeddings[loss] = {
-                    split: (np.reshape(first[split]["points"], (-1, 2)), np.asarray(first[split]["labels"]))
-                    for split in ("train", "test")
-                }
-                # The anchors of other losses are means of their classes, which attracted nothing.
-                anchors[loss] = np.asarray(first["anchors"]) if loss == "cam" and first["anchors"] else None
-            classes = next(iter(by_loss.values()))[0]["classes"]
-            title = self.caption(dataset, encoder, recipe)
-            figures[f"{self.name}-{dataset}-{encoder}-{recipe}"] = plot_embeddings(
-                embeddings, anchors, classes, title=title
-            )
-        return figures
+        del data_files
+        values = {loss: seeds[0].values for loss, seeds in by_loss.items()}
+        embeddings: dict[str, Any] = {
+            loss: {
+                split: (np.reshape(measured[split]["points"], (-1, 2)), np.asarray(measured[split]["labels"]))
+                for split in ("train", "test")
+            }
+            for loss, measured in values.items()
+        }
+        # The anchors of other losses are means of their classes, which attracted nothing.
+        anchors = {"cam": np.asarray(values["cam"]["anchors"])} if "cam" in values else {}
+        return plot_embeddings(embeddings, anchors, next(iter(values.values()))["classes"], title=title)
 
 
 class Qualitative(Experiment):
@@ -305,19 +283,16 @@ class Qualitative(Experiment):
     measures = ("scores", "hits")
     needs_images = True
 
-    def figures(self, results: Results, selection: Selection) -> dict[str, Figure]:
-        """One for each dataset and encoder, of the first seed that ran; needs the images."""
-        figures = {}
-        for recipe, dataset, encoder, by_loss in self.by_encoder(results, selection, "hits"):
-            images = load_dataset(dataset, selection.data_files, download=False)
-            # Another copy of the dataset may have its images in another order.
-            if images is None or images.fingerprint() not in results.dataset_hashes("hits"):
-                continue
-            queries = next(iter(by_loss.values()))[0]["queries"]
-            hits = {display(loss): np.asarray(first["hits"]) for loss, (first, *_) in by_loss.items()}
-            title = self.caption(dataset, encoder, recipe)
-            figures[f"{self.name}-{dataset}-{encoder}-{recipe}"] = retrieval_grid(images, queries, hits, title=title)
-        return figures
+    def draw(self, by_loss: LinesByLoss, title: str, data_files: DataFiles) -> Figure | None:
+        """The hits of the first seed that ran, where the images are."""
+        lines = {loss: seeds[0] for loss, seeds in by_loss.items()}
+        first = next(iter(lines.values()))
+        images = load_dataset(first.dataset, data_files, download=False)
+        # Another copy of the dataset may have its images in another order.
+        if images is None or any(line.dataset_hash != images.fingerprint() for line in lines.values()):
+            return None
+        hits = {display(loss): np.asarray(line.values["hits"]) for loss, line in lines.items()}
+        return retrieval_grid(images, first.values["queries"], hits, title=title)
 
 
 class LossBenchmark(Experiment):
@@ -332,30 +307,23 @@ class LossBenchmark(Experiment):
         *LOSSES,
         *("triplet", "arcface", "cosface", "proxy_anchor", "supcon", "center", "multi_similarity"),
     )
+    DRAWN: ClassVar = (*(METHOD_COLUMNS[place] for place in (0, 2, 4)), ACCURACY)
 
     def is_specific(self, job: Job) -> bool:
         """The paper's losses are everywhere."""
         return job.loss not in LOSSES
 
-    def recipe_tables(self, results: Results, selection: Selection) -> list[Table]:
+    def tables(self, results: Results, selection: Selection) -> list[Table]:
         """Scores, and ranks within each column."""
-        table = self.methods_table(results, selection)
-        return [table, table.ranks()]
+        return [each for table in super().tables(results, selection) for each in (table, table.ranks())]
 
-    def figures(self, results: Results, selection: Selection) -> dict[str, Figure]:
+    def draw(self, by_loss: LinesByLoss, title: str, data_files: DataFiles) -> Figure:
         """All losses side by side."""
-        figures = {}
-        paths = {f"mAP, {TITLES[name]}": (name, "mAP") for name in ("brute_force", "label_lists", "anchor_lists")}
-        getters = {title: metric(path) for title, path in paths.items()} | {"accuracy": metric(("accuracy",))}
-        for recipe, dataset, encoder, by_loss in self.by_encoder(results, selection, "scores"):
-            losses = {
-                loss: [[value for seed in seeds if (value := getter(seed)) is not None] for getter in getters.values()]
-                for loss, seeds in by_loss.items()
-            }
-            figures[f"{self.name}-{dataset}-{encoder}-{recipe}"] = plot_loss_benchmark(
-                losses, list(getters), x_label="mAP, accuracy", title=self.caption(dataset, encoder, recipe)
-            )
-        return figures
+        del data_files
+        lines = [line for seeds in by_loss.values() for line in seeds]
+        scores = {column.title: [value_at(line.values, column.metric) for line in lines] for column in self.DRAWN}
+        frame = pd.DataFrame(scores, index=[line.loss for line in lines], dtype=float)
+        return plot_loss_benchmark(frame, x_label="mAP, accuracy", title=title)
 
 
 EXPERIMENTS: dict[str, Experiment] = {

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, fields
 from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
@@ -21,16 +21,7 @@ from kedge.datasets import Dataset
 from kedge.datasets.download import without_downloads
 from kedge.errors import ConfigError, DataError, KedgeError
 
-__all__ = [
-    "CONFIGS",
-    "KEY_VERSION",
-    "DataFiles",
-    "DatasetInfo",
-    "Job",
-    "dataset_info",
-    "load_dataset",
-    "parse_data_files",
-]
+__all__ = ["CONFIGS", "KEY_VERSION", "DataFiles", "Job", "dataset_info", "load_dataset", "parse_data_files"]
 
 KEY_VERSION = 2
 """Raise it when a configuration key is added or renamed and runs stay what they were: result lines with an older
@@ -143,9 +134,8 @@ def load_dataset(name: str, data_files: DataFiles, *, download: bool = True) -> 
     return dataset
 
 
-@dataclass(frozen=True)
-class DatasetInfo:
-    """The size of a dataset's training set."""
+class DatasetInfo(NamedTuple):
+    """The size of a training set."""
 
     images: int
     classes: int
@@ -155,7 +145,7 @@ class DatasetInfo:
     """Images of the largest class."""
 
 
-_KNOWN_DATASETS = {
+_PAPER_DATASETS = {
     "cifar100": DatasetInfo(50_000, 100, 32, 500),
     "food101": DatasetInfo(75_750, 101, 224, 750),
     "svhn": DatasetInfo(73_257, 10, 32, 13_861),
@@ -166,8 +156,8 @@ _KNOWN_DATASETS = {
 
 def dataset_info(name: str, data_files: DataFiles) -> DatasetInfo:
     """The size of a dataset, which is loaded if it is not one of the paper's."""
-    if name in _KNOWN_DATASETS:
-        return _KNOWN_DATASETS[name]
+    if name in _PAPER_DATASETS:
+        return _PAPER_DATASETS[name]
     dataset = load_dataset(name, data_files)
     if dataset is None:
         raise DataError(f"The dataset {name} cannot be loaded, so that its size is unknown.")

@@ -1,23 +1,33 @@
-"""What a result was measured on: hardware, versions and commit, without paths."""
+"""What a result was measured on (hardware, versions and commit, without paths), and how long a run takes there."""
 
 from __future__ import annotations
 
 import os
 import platform
+import statistics
 import subprocess
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-__all__ = ["describe"]
+import torch
 
-_PACKAGES = ("kedge", "torch", "torchvision", "lightning", "numpy")
+from kedge.config.compose import build, compose
+from kedge.reproduce.jobs import DataFiles, Job, dataset_info
+from kedge.reproduce.results import ResultLine
+
+__all__ = ["Estimates", "describe", "format_duration"]
+
+_BATCH = {"cpu": 8, "cuda": 256}
+"""Images in the step that is timed: enough to keep the device busy."""
 
 
 def describe() -> dict[str, Any]:
     """The machine, the versions of what matters, and Kedge's commit where it runs from a checkout."""
-    import torch
-
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "commit": _commit(),
@@ -26,8 +36,44 @@ def describe() -> dict[str, Any]:
         "gpu": gpu,
         "driver": _output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") if gpu else None,
         "python": platform.python_version(),
-        **{name: _version(name) for name in _PACKAGES},
+        **{name: _version(name) for name in ("kedge", "torch", "torchvision", "lightning", "numpy")},
     }
+
+
+class Estimates:
+    """Seconds of training: the mean of finished runs like it on this machine or, without any, from one step."""
+
+    def __init__(self, lines: Iterable[ResultLine], data_files: DataFiles) -> None:
+        self.data_files = data_files
+        here = _hardware(describe())
+        self._seconds: defaultdict[Job, list[float]] = defaultdict(list)
+        for line in lines:
+            if line.measure == "scores" and _hardware(line.machine) == here:
+                self._seconds[_kind(line.job)].append(line.seconds)
+
+    def seconds(self, job: Job) -> tuple[float, str]:
+        """The estimate, and what it is made from."""
+        if finished := self._seconds.get(_kind(job)):
+            return statistics.mean(finished), "runs like it"
+        config, dataset = job.config, dataset_info(job.dataset, self.data_files)
+        shots, sharpness = config.split.shots, config.recipe.sharpness
+        images = min(dataset.images, shots * dataset.classes) if shots else dataset.images
+        passes = 2 - sharpness.start if sharpness.radius else 1
+        side = config.recipe.size or dataset.side
+        per_image = _seconds_per_image(job.encoder, side, config.encoder.get("stem"), config.encoder.get("dim"))
+        return per_image * images * config.recipe.epochs * passes, "one step"
+
+
+def format_duration(seconds: float) -> str:
+    """For people.
+
+    >>> format_duration(59), format_duration(150), format_duration(9000), format_duration(400_000)
+    ('59 s', '2.5 min', '2.5 h', '4.6 days')
+    """
+    for limit, divisor, unit in ((90, 1, "s"), (5400, 60, "min"), (172_800, 3600, "h")):
+        if seconds < limit:
+            return f"{seconds / divisor:.0f} {unit}" if divisor == 1 else f"{seconds / divisor:.1f} {unit}"
+    return f"{seconds / 86_400:.1f} days"
 
 
 def _commit() -> str | None:
@@ -47,10 +93,8 @@ def _output_of(*command: str, folder: Path | None = None) -> str | None:
 
 
 def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.machine()
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
 
@@ -58,5 +102,34 @@ def _cpu() -> str:
 def _version(name: str) -> str | None:
     try:
         return version(name)
-    except PackageNotFoundError:
+    except PackageNotFoundError:  # Kedge, run from a source tree that is not installed
         return None
+
+
+def _hardware(machine: dict[str, Any]) -> tuple[Any, ...]:
+    return machine.get("gpu"), machine.get("cpu"), machine.get("cores")
+
+
+def _kind(job: Job) -> Job:
+    """What runs that take as long have in common."""
+    return Job(job.dataset, job.encoder, "", job.recipe, 0, job.changes, job.settings)
+
+
+@cache
+def _seconds_per_image(encoder: str, side: int, stem: str | None, dim: int | None) -> float:
+    """The best of three steps, forward and backward."""
+    overrides = [f"encoder={encoder}", "encoder.weights=null"]
+    overrides += [f"encoder.{name}={value}" for name, value in (("stem", stem), ("dim", dim)) if value]
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    network = build(compose(overrides).encoder, head="linear", image_size=side).to(device).train()
+    images = torch.rand(_BATCH[device.type], 3, side, side, device=device)
+    times = []
+    for _ in range(3):
+        started = time.perf_counter()
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            total = network(images).square().sum()
+        total.backward()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - started)
+    return min(times) / len(images)

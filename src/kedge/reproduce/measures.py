@@ -30,6 +30,8 @@ _TIMED_QUERIES = 200
 """Queries that are timed, one by one."""
 _K = 100
 """Hits of a timed search."""
+_WARM_UP = 5
+"""Queries that are not counted."""
 
 
 def scores(model: Model, dataset: Dataset, folder: Path) -> dict[str, Any]:
@@ -57,38 +59,47 @@ def speed(model: Model, dataset: Dataset, folder: Path) -> dict[str, Any]:
         return {}
     gallery = embed_split(model.embed_pixels, dataset.train, batch_size=256, title="gallery").float()
     labels = torch.as_tensor(np.asarray(dataset.train.labels), device=gallery.device)
-    order = torch.argsort(labels, stable=True)
-    ordered = gallery[order].contiguous()
-    ends = torch.cumsum(torch.bincount(labels, minlength=len(dataset.classes)), 0).tolist()
-    starts = [0, *ends[:-1]]
-    anchors = model.anchors.float().to(gallery.device)
-    norms, anchor_norms = ordered.square().sum(1), anchors.square().sum(1)
-    k = min(_K, len(gallery))
-
-    def brute_force(query: Tensor) -> Tensor:
-        return order[_nearest(query, ordered, norms, k)]
-
-    def two_stage(query: Tensor) -> Tensor:
-        anchor = int(_nearest(query, anchors, anchor_norms, 1))
-        first, last = starts[anchor], ends[anchor]
-        return order[first + _nearest(query, ordered[first:last], norms[first:last], min(k, last - first))]
-
+    everything = _Searched(torch.arange(len(gallery), device=gallery.device), gallery)
+    members = [(labels == label).nonzero().squeeze(1) for label in range(len(dataset.classes))]
+    lists = [_Searched(rows, gallery[rows]) for rows in members]
+    anchors = _Searched(torch.arange(len(lists), device=gallery.device), model.anchors.float().to(gallery.device))
+    steps: dict[str, Callable[[Tensor], Tensor]] = {
+        "encoder": lambda pixels: model.embed_pixels(pixels)[0].float(),
+        "brute_force": lambda query: everything.nearest(query, _K),
+        "two_stage": lambda query: lists[int(anchors.nearest(query, 1))].nearest(query, _K),
+    }
     count = min(_TIMED_QUERIES, len(dataset.test))
     rows = np.arange(count) * len(dataset.test) // count
-    times: dict[str, list[float]] = {"encoder": [], "brute_force": [], "two_stage": []}
-    for turn, row in enumerate([*rows[:5], *rows]):  # the first few warm up
-        query, encoder = _timed(lambda pixels: model.embed_pixels(pixels)[0].float(), dataset.test.take([int(row)]))
-        spent = (encoder, _timed(brute_force, query)[1], _timed(two_stage, query)[1])
-        if turn >= 5:
-            for name, seconds in zip(times, spent, strict=True):
-                times[name].append(seconds)
-    median = {name: 1000 * statistics.median(values) for name, values in times.items()}
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for row in [*rows[:_WARM_UP], *rows]:
+        argument = dataset.test.take([int(row)])
+        for name, step in steps.items():
+            started = time.perf_counter()
+            result = step(argument)
+            if gallery.device.type == "cuda":
+                torch.cuda.synchronize()
+            times[name].append(time.perf_counter() - started)
+            if name == "encoder":
+                argument = result
+    median = {name: 1000 * statistics.median(seconds[_WARM_UP:]) for name, seconds in times.items()}
     return {
         "encoder_ms": median["encoder"],
         **{f"{name}_search_ms": median[name] for name in ("brute_force", "two_stage")},
         **{f"{name}_ms": median["encoder"] + median[name] for name in ("brute_force", "two_stage")},
         "device": str(gallery.device.type),
     }
+
+
+class _Searched:
+    """Vectors to search, and their rows in the gallery."""
+
+    def __init__(self, rows: Tensor, vectors: Tensor) -> None:
+        self.rows, self.vectors, self.norms = rows, vectors, vectors.square().sum(1)
+
+    def nearest(self, query: Tensor, k: int) -> Tensor:
+        """The rows of the nearest vectors, nearest first."""
+        distances = self.norms - 2 * (self.vectors @ query)
+        return self.rows[distances.topk(min(k, len(distances)), largest=False).indices]
 
 
 def points(model: Model, dataset: Dataset, folder: Path) -> dict[str, Any]:
@@ -128,19 +139,6 @@ def _metrics(report: Report) -> dict[str, Any]:
     return {name: content[name] for name in (*METHODS, "accuracy", "knn1")}
 
 
-def _nearest(query: Tensor, vectors: Tensor, norms: Tensor, k: int) -> Tensor:
-    """The rows of the nearest vectors, nearest first; `norms` are the squares of their lengths."""
-    return (norms - 2 * (vectors @ query)).topk(k, largest=False).indices
-
-
-def _timed(function: Callable[[Tensor], Tensor], argument: Tensor) -> tuple[Tensor, float]:
-    """The result, and the seconds until it is there."""
-    started = time.perf_counter()
-    result = function(argument)
-    if result.device.type == "cuda":
-        torch.cuda.synchronize()
-    return result, time.perf_counter() - started
-
-
 def _rounded(values: np.ndarray) -> list[list[float]]:
-    return [[round(float(value), 3) for value in row] for row in values]
+    rounded: list[list[float]] = values.astype(float).round(3).tolist()
+    return rounded

@@ -1,4 +1,4 @@
-"""The values printed in the paper's four tables, and which of our metrics each of them is compared with."""
+"""The values printed in the paper's four tables, each under the metric of ours that it is compared with."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import json
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Any, Literal
+from typing import Literal
 
-__all__ = ["METRICS", "ROWS", "PaperTable", "PaperValue", "metric_path", "paper_rows", "paper_values"]
+from kedge.evaluation.report import TITLES
+
+__all__ = ["ROWS", "PaperTable", "PaperValue", "display", "paper_rows", "paper_values"]
 
 PaperTable = Literal["retrieval", "two_stage", "ablation", "classification"]
 """The paper's tables 1 to 4."""
@@ -22,19 +24,33 @@ ROWS: dict[PaperTable, tuple[str, ...]] = {
 }
 """What identifies a row of each table; the ablation is of CAM with ResNet-18 on SVHN."""
 
-METRICS: dict[PaperTable, tuple[str, ...]] = {
-    "retrieval": ("mAP", "P@20", "P@100"),
-    "two_stage": ("mAP", "ms"),
-    "ablation": ("mAP", "accuracy"),
-    "classification": ("accuracy",),
-}
-"""What each table prints; accuracies are fractions here, per cent in the paper."""
-
-# How the rows end whose mAP is of two-stage search; all others are brute force.
 _TWO_STAGE: dict[PaperTable, PaperRow] = {
     "retrieval": ("cam",),
     "two_stage": ("two_stage",),
     "ablation": (True, True, "base"),
+}
+"""How the rows end whose mAP is that of two-stage search; all others are brute force."""
+
+_NAMES = {
+    "resnet10": "ResNet-10",
+    "resnet18": "ResNet-18",
+    "resnet50": "ResNet-50",
+    "resnet101": "ResNet-101",
+    "swin_t": "Swin-T",
+    "cifar100": "CIFAR-100",
+    "food101": "Food-101",
+    "svhn": "SVHN",
+    "tiny_imagenet": "Tiny ImageNet",
+    "cross_entropy": "cross-entropy",
+    "cam": "CAM",
+    "arcface": "ArcFace",
+    "cosface": "CosFace",
+    "supcon": "SupCon",
+    "multi_similarity": "multi-similarity",
+    "proxy_anchor": "proxy anchor",
+    "base": "base vectors",
+    "two_stage": "two-stage",
+    **TITLES,
 }
 
 
@@ -48,28 +64,19 @@ class PaperValue:
     """Decimals that are printed; of an accuracy, counted as a fraction: 96.41% has four."""
 
 
-def paper_values(table: PaperTable, *row: str | bool) -> dict[str, PaperValue]:
-    """The metrics of a row, identified as in `ROWS`; empty where the paper has no such row.
+def display(name: str) -> str:
+    """The name that the paper prints for one of Kedge's; an unknown one as it is.
 
-    >>> paper_values("retrieval", "cifar100", "resnet18", "cam")["mAP"]
-    PaperValue(mean=0.622, std=0.005, digits=3)
-    >>> paper_values("retrieval", "cifar100", "resnet10", "cam")
-    {}
+    >>> display("resnet18"), display("my_loss")
+    ('ResNet-18', 'my_loss')
     """
-    return dict(_tables()[table].get(row, {}))
+    return _NAMES.get(name, name)
 
 
-def paper_rows(table: PaperTable) -> list[PaperRow]:
-    """The rows of a table in the paper's order, each as the arguments of `paper_values`."""
-    return list(_tables()[table])
+def paper_values(table: PaperTable, *row: str | bool) -> dict[str, PaperValue]:
+    """The values of a row, identified as in `ROWS`, by metric; empty where the paper has no such row.
 
-
-def metric_path(table: PaperTable, metric: str, *row: str | bool) -> tuple[str, ...] | None:
-    """Where ``metrics.json`` has the metric to compare a printed value with; None for times, measured separately.
-
-    `row` ends like the arguments of `paper_values`: the loss in tables 1 and 4, the method in table 2, all three
-    switches in table 3.
-
+    A metric is where the values of a run have it: `brute_force.mAP` in ``metrics.json``, `two_stage_ms` in the speed.
     The paper's tables are not like for like. Its mAP of CAM in table 1 is the two-stage mAP of table 2, while
     cross-entropy and contrastive loss can only be searched by brute force; P@20 and P@100 are brute force for all.
     The last row of the ablation, with everything on, is two-stage, its other rows are not. The printed two-stage mAP
@@ -88,31 +95,38 @@ def metric_path(table: PaperTable, metric: str, *row: str | bool) -> tuple[str, 
     tables 3, 4 accuracy   all                          `accuracy`
     =====================  ===========================  =======================
 
-    >>> metric_path("retrieval", "mAP", "cam")
-    ('label_lists_rest_last', 'mAP')
-    >>> metric_path("ablation", "mAP", True, False, "base")
-    ('brute_force', 'mAP')
+    >>> paper_values("retrieval", "cifar100", "resnet18", "cam")["label_lists_rest_last.mAP"]
+    PaperValue(mean=0.622, std=0.005, digits=3)
+    >>> paper_values("retrieval", "cifar100", "resnet10", "cam")
+    {}
     """
-    if metric == "ms":
-        return None
-    if metric == "accuracy":
-        return ("accuracy",)
-    suffix = _TWO_STAGE[table]
-    two_stage = metric == "mAP" and row[-len(suffix) :] == suffix
-    return ("label_lists_rest_last" if two_stage else "brute_force", metric)
+    return dict(_tables()[table].get(row, {}))
+
+
+def paper_rows(table: PaperTable) -> list[PaperRow]:
+    """The rows of a table in the paper's order, each as the arguments of `paper_values`."""
+    return list(_tables()[table])
 
 
 @cache
 def _tables() -> dict[PaperTable, dict[PaperRow, dict[str, PaperValue]]]:
-    text = resources.files("kedge.reproduce").joinpath("paper.json").read_text(encoding="utf-8")
-    content: dict[str, Any] = json.loads(text)
-    tables: dict[PaperTable, dict[PaperRow, dict[str, PaperValue]]] = {}
+    content = json.loads(resources.files("kedge.reproduce").joinpath("paper.json").read_text(encoding="utf-8"))
+    tables: dict[PaperTable, dict[PaperRow, dict[str, PaperValue]]] = {table: {} for table in ROWS}
     for table, names in ROWS.items():
-        tables[table] = {}
         for record in content[table]:
-            values = {}
-            for metric in METRICS[table]:
-                mean, std = (*record[metric], None)[:2]
-                values[metric] = PaperValue(mean, std, content["digits"][metric])
-            tables[table][tuple(record[name] for name in names)] = values
+            row = tuple(record[name] for name in names)
+            for printed in record.keys() - names:
+                mean, std = (*record[printed], None)[:2]
+                value = PaperValue(mean, std, content["digits"][printed])
+                tables[table].setdefault(row, {})[_metric(table, row, printed)] = value
     return tables
+
+
+def _metric(table: PaperTable, row: PaperRow, printed: str) -> str:
+    if printed == "accuracy":
+        return printed
+    if printed == "ms":
+        return f"{row[-1]}_ms"
+    ending = _TWO_STAGE[table]
+    two_stage = printed == "mAP" and row[-len(ending) :] == ending
+    return f"{'label_lists_rest_last' if two_stage else 'brute_force'}.{printed}"

@@ -1,27 +1,39 @@
-"""Figures of results: metrics over a number, and the losses of a benchmark side by side."""
+"""Figures of results: metrics over a number, the losses of a benchmark side by side, two-dimensional embeddings."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
-from matplotlib import rc_context
+import numpy.typing as npt
+import pandas as pd
+import torch
+from matplotlib import colormaps, patheffects, rc_context
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+from torchvision.transforms.v2.functional import gaussian_blur
 
+from kedge.evaluation.plots import shorten
 from kedge.io import atomic_write
-from kedge.reproduce.names import display
+from kedge.reproduce.paper import display
 
-__all__ = ["GREY", "Curves", "loss_styles", "new_figure", "plot_curves", "plot_loss_benchmark", "write_figure"]
+__all__ = ["Points", "Split", "loss_styles", "plot_curves", "plot_embeddings", "plot_loss_benchmark", "write_figure"]
 
-Curves = Mapping[str, Mapping[float, Sequence[float]]]
-"""Loss → x → the values of its seeds."""
+Split = Literal["train", "test"]
+Points = tuple[npt.NDArray[np.floating], npt.NDArray[np.integer]]
+"""Embeddings (n × 2) and labels (n)."""
+Limits = tuple[tuple[float, float], tuple[float, float]]
 
-GREY = "#6b6b6b"
+_SPLITS: dict[Split, str] = {"train": "training images", "test": "test images"}
+_BINS = 150
+_GREY = "#6b6b6b"
+_HALO = [patheffects.withStroke(linewidth=2, foreground="white")]
 # Colours that common kinds of colour blindness can tell apart; markers say the same without colour.
 _STYLES = {
     "cam": ("#d55e00", "o"),
@@ -37,52 +49,34 @@ _STYLES = {
 }
 _OTHER_COLOURS = ("#8c510a", "#8a8a8a", "#44aa99", "#aa4499", "#117733", "#ddcc77", "#661100")
 _OTHER_MARKERS = ("h", "*", "d", "8", "H")
-_COLUMN_STYLES = (("#222222", "o"), ("#e69f00", "s"), ("#56b4e9", "D"), ("#aa4499", "^"), ("#999933", "v"))
+_METRIC_STYLES = (("#222222", "o"), ("#e69f00", "s"), ("#56b4e9", "D"), ("#aa4499", "^"), ("#999933", "v"))
 
 
 def loss_styles(losses: Iterable[str]) -> dict[str, tuple[str, str]]:
     """Colour and marker of each loss: those that Kedge ships look the same in every figure."""
-    styles, others = {}, 0
-    for loss in sorted(losses):
-        if loss in _STYLES:
-            styles[loss] = _STYLES[loss]
-        else:
-            colour, marker = _OTHER_COLOURS[others % len(_OTHER_COLOURS)], _OTHER_MARKERS[others % len(_OTHER_MARKERS)]
-            styles[loss] = (colour, marker)
-            others += 1
-    return styles
-
-
-def new_figure(width: float, height: float, title: str = "") -> Figure:
-    """An empty figure, in inches, whose parts make room for each other."""
-    figure = Figure(figsize=(width, height), dpi=150, facecolor="white", layout="constrained")
-    if title:
-        figure.suptitle(title, fontsize=11, fontweight="bold")
-    return figure
+    others = sorted(set(losses) - _STYLES.keys())
+    return _STYLES | {
+        loss: (_OTHER_COLOURS[number % len(_OTHER_COLOURS)], _OTHER_MARKERS[number % len(_OTHER_MARKERS)])
+        for number, loss in enumerate(others)
+    }
 
 
 def plot_curves(
-    panels: Mapping[tuple[str, str], Curves],
-    *,
-    x_label: str,
-    y_label: str = "mAP",
-    log2_x: bool = False,
-    title: str = "",
+    curves: pd.DataFrame, *, x_label: str, y_label: str = "mAP", log2_x: bool = False, title: str = ""
 ) -> Figure:
     """A line per loss at the mean over its seeds, with a band of one standard deviation (of a sample) either side.
 
-    `panels` are small multiples by (dataset, encoder); those without values say "not run". All share the y axis, those
-    of a dataset the x axis.
+    `curves` has the columns dataset, encoder, loss, x and value, and a row for each seed. Datasets and encoders are
+    small multiples; those without values say "not run". All share the y axis, those of a dataset the x axis.
     """
-    rows = list(dict.fromkeys(dataset for dataset, _ in panels))
-    columns = list(dict.fromkeys(encoder for _, encoder in panels))
-    single = len(panels) == 1
-    width, height = (6.4, 3.8) if single else (2.6 * len(columns) + 2, 2.1 * len(rows) + 1)
-    figure = new_figure(width, height, title)
-    grid = figure.subplots(len(rows), len(columns), sharex="row", sharey=True, squeeze=False)
-    styles = loss_styles({loss for curves in panels.values() for loss in curves})
+    datasets, encoders = list(curves["dataset"].unique()), list(curves["encoder"].unique())
+    single = len(datasets) == len(encoders) == 1
+    size = (6.4, 3.8) if single else (2.6 * len(encoders) + 2, 2.1 * len(datasets) + 1)
+    figure = _new_figure(*size, title)
+    grid = figure.subplots(len(datasets), len(encoders), sharex="row", sharey=True, squeeze=False)
+    styles = loss_styles(curves["loss"])
     for (row, column), axes in np.ndenumerate(grid):
-        curves = panels.get((rows[row], columns[column]), {})
+        panel = curves[(curves["dataset"] == datasets[row]) & (curves["encoder"] == encoders[column])]
         _plain(axes, "y")
         if log2_x:
             axes.set_xscale("log", base=2)
@@ -91,14 +85,22 @@ def plot_curves(
             axes.xaxis.set_major_formatter("{x:g}")
         else:
             axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
-        for loss, curve in curves.items():
-            _draw_curve(axes, curve, *styles[loss], label=display(loss))
-        if not curves:
-            axes.text(0.5, 0.5, "not run", transform=axes.transAxes, ha="center", va="center", color=GREY)
+        for loss, seeds in panel.groupby("loss", sort=False):
+            means = seeds.groupby("x")["value"].mean()
+            deviations = seeds.groupby("x")["value"].std().fillna(0)
+            colour, marker = styles[loss]
+            axes.fill_between(
+                means.index, means - deviations, means + deviations, color=colour, alpha=0.18, linewidth=0
+            )
+            if len(means) == 1:  # a band needs two neighbours; a single point has a bar
+                axes.errorbar(means.index, means, deviations, color=colour, linewidth=1.2)
+            axes.plot(means.index, means, color=colour, marker=marker, markersize=4, linewidth=1.6, label=display(loss))
+        if panel.empty:
+            _write_not_run(axes)
         if not single and row == 0:
-            axes.set_title(display(columns[column]), fontsize=9.5, fontweight="bold")
+            axes.set_title(display(encoders[column]), fontsize=9.5, fontweight="bold")
         if not single and column == 0:
-            axes.set_ylabel(display(rows[row]), fontsize=9.5, fontweight="bold")
+            axes.set_ylabel(display(datasets[row]), fontsize=9.5, fontweight="bold")
     figure.supxlabel(x_label, fontsize=9.5)
     figure.supylabel(y_label, fontsize=9.5)
     handles = {line.get_label(): line for axes in grid.flat for line in axes.lines}
@@ -106,30 +108,77 @@ def plot_curves(
     return figure
 
 
-def plot_loss_benchmark(
-    losses: Mapping[str, Sequence[Sequence[float]]], metrics: Sequence[str], *, x_label: str = "", title: str = ""
-) -> Figure:
+def plot_loss_benchmark(scores: pd.DataFrame, *, x_label: str = "", title: str = "") -> Figure:
     """A row per loss, the best in the first metric on top, and a dot per metric at the mean over seeds.
 
-    `losses` has the values of the seeds for each metric (empty: not measured). A thin line reaches from the worst seed
-    to the best.
+    `scores` has a row for each seed, with its loss as index, and a column for each metric. A thin line reaches from the
+    worst seed to the best.
     """
-    order = sorted(losses, key=lambda loss: -statistics.fmean(losses[loss][0] or [-1]))
-    figure = new_figure(8, 0.36 * len(order) + 1.3, title)
+    losses = scores.groupby(level=0)
+    means = losses.mean().sort_values(scores.columns[0], ascending=False)
+    low, high = losses.min().loc[means.index], losses.max().loc[means.index]
+    figure = _new_figure(8, 0.36 * len(means) + 1.3, title)
     axes = figure.subplots()
     _plain(axes, "x")
-    step = 0.56 / max(len(metrics), 2)
-    for place, (metric, (colour, marker)) in enumerate(zip(metrics, _COLUMN_STYLES, strict=False)):
-        measured = [(row, losses[loss][place]) for row, loss in enumerate(order) if losses[loss][place]]
+    step = 0.56 / max(len(means.columns), 2)
+    for place, (metric, (colour, marker)) in enumerate(zip(means, _METRIC_STYLES, strict=False)):
         # Accuracy and mAP of label lists nearly coincide: dots of a loss lie a little below one another.
-        heights = [row + step * (place - (len(metrics) - 1) / 2) for row, _ in measured]
-        axes.hlines(heights, [min(v) for _, v in measured], [max(v) for _, v in measured], color=colour, linewidth=1.1)
-        means = [statistics.fmean(values) for _, values in measured]
-        axes.plot(means, heights, linestyle="", marker=marker, color=colour, markersize=5.2, label=metric)
-    axes.set_yticks(range(len(order)), [display(loss) for loss in order])
-    axes.set_ylim(len(order) - 0.5, -0.5)
+        heights = np.arange(len(means)) + step * (place - (len(means.columns) - 1) / 2)
+        run = means[metric].notna().to_numpy()
+        axes.hlines(heights[run], low[metric][run], high[metric][run], color=colour, linewidth=1.1)
+        style = {"linestyle": "", "marker": marker, "color": colour, "label": metric}
+        axes.plot(means[metric][run], heights[run], markersize=5.2, **style)
+    axes.set_yticks(range(len(means)), [display(loss) for loss in means.index])
+    axes.set_ylim(len(means) - 0.5, -0.5)
     axes.set_xlabel(x_label, fontsize=9.5)
     figure.legend(loc="outside lower center", ncols=2, fontsize=9, frameon=False)
+    return figure
+
+
+def plot_embeddings(
+    embeddings: Mapping[str, Mapping[Split, Points]],
+    anchors: Mapping[str, npt.NDArray[np.floating] | None],
+    classes: Sequence[str],
+    *,
+    title: str = "",
+) -> Figure:
+    """A column per loss: training embeddings by class, their density in the plane, and both again for test.
+
+    Anchors (classes × 2), where a loss has some, are crosses with the name of their class. All of a column has one
+    scale, which the most distant half percent on each side does not stretch: how many points lie outside is said.
+    """
+    splits = [split for split in _SPLITS if any(split in parts for parts in embeddings.values())]
+    colours = np.array(colormaps["tab10" if len(classes) <= 10 else "tab20"].colors)  # type: ignore[attr-defined]
+    density_colours, norm = colormaps["magma_r"].with_extremes(under="white"), PowerNorm(0.5, 0.004, 1)
+    figure = _new_figure(3 * len(embeddings) + 1.6, 6 * len(splits) + 0.6, title)
+    grid = figure.subplots(2 * len(splits), len(embeddings), sharex="col", sharey="col", squeeze=False)
+    for column, (loss, parts) in enumerate(embeddings.items()):
+        limits = _limits(parts, anchors.get(loss))
+        grid[0, column].set(title=display(loss), xlim=limits[0], ylim=limits[1])
+        for (scatter, density), split in zip(grid[:, column].reshape(-1, 2), splits, strict=True):
+            if column == 0:
+                scatter.set_ylabel(_SPLITS[split])
+                density.set_ylabel("their distribution")
+            if split not in parts:
+                _write_not_run(scatter)
+                _write_not_run(density)
+                continue
+            points, labels = parts[split]
+            _scatter(scatter, points, colours[labels % len(colours)], limits)
+            if (own := anchors.get(loss)) is not None:
+                _mark_anchors(scatter, own, classes)
+            extent = (*limits[0], *limits[1])
+            shares = _density(points, limits)
+            density.imshow(shares.T, origin="lower", extent=extent, aspect="auto", norm=norm, cmap=density_colours)
+    bar = figure.colorbar(ScalarMappable(norm, density_colours), ax=grid[-1, :], orientation="horizontal", aspect=40)
+    bar.set_label("density (share of the densest spot of its panel)", fontsize=8)
+    handles = [
+        Line2D([], [], linestyle="", marker="o", color=tuple(colours[place % len(colours)]), label=shorten(name))
+        for place, name in enumerate(classes)
+    ]
+    if any(anchors.get(loss) is not None for loss in embeddings):
+        handles.append(Line2D([], [], linestyle="", marker="X", color="black", label="class anchor"))
+    figure.legend(handles=handles, loc="outside right upper", fontsize=8, frameon=False)
     return figure
 
 
@@ -147,20 +196,59 @@ def write_figure(figure: Figure, folder: Path, name: str) -> list[Path]:
     return [folder / f"{name}.{kind}" for kind in kinds]
 
 
+def _new_figure(width: float, height: float, title: str = "") -> Figure:
+    """An empty figure, in inches, whose parts make room for each other."""
+    figure = Figure(figsize=(width, height), dpi=150, facecolor="white", layout="constrained")
+    if title:
+        figure.suptitle(title, fontsize=11, fontweight="bold")
+    return figure
+
+
 def _plain(axes: Axes, grid: Literal["x", "y"]) -> None:
     """No frame, and a pale grid behind the data."""
     axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(labelsize=8, length=3, color=GREY)
+    axes.tick_params(labelsize=8, length=3, color=_GREY)
     axes.grid(axis=grid, color="#e4e4e4", linewidth=0.7)
     axes.set_axisbelow(True)
 
 
-def _draw_curve(axes: Axes, curve: Mapping[float, Sequence[float]], colour: str, marker: str, *, label: str) -> None:
-    xs = sorted(x for x, values in curve.items() if values)
-    means = np.array([statistics.fmean(curve[x]) for x in xs])
-    stds = np.array([statistics.stdev(curve[x]) if len(curve[x]) > 1 else 0.0 for x in xs])
-    axes.fill_between(xs, means - stds, means + stds, color=colour, alpha=0.18, linewidth=0)
-    # A band needs two neighbours; a single point has a bar.
-    if len(xs) == 1:
-        axes.errorbar(xs, means, stds, color=colour, linewidth=1.2)
-    axes.plot(xs, means, color=colour, marker=marker, markersize=4, linewidth=1.6, label=label)
+def _write_not_run(axes: Axes) -> None:
+    axes.text(0.5, 0.5, "not run", transform=axes.transAxes, ha="center", va="center", color=_GREY)
+
+
+def _limits(parts: Mapping[Split, Points], anchors: npt.NDArray[np.floating] | None) -> Limits:
+    """A square that holds all but the most distant half percent on each side, and every anchor."""
+    corners = [np.nanpercentile(points, [0.5, 99.5], axis=0) for points, _ in parts.values()]
+    every = np.concatenate([*corners, *([] if anchors is None else [anchors])])
+    low, high = every.min(0), every.max(0)
+    centre, half = (low + high) / 2, 0.56 * float((high - low).max()) or 1.0
+    (left, bottom), (right, top) = (centre - half).tolist(), (centre + half).tolist()
+    return (left, right), (bottom, top)
+
+
+def _scatter(axes: Axes, points: npt.NDArray[np.floating], colours: npt.NDArray[np.floating], limits: Limits) -> None:
+    # In the order of classes the last one would hide the others.
+    order = np.random.default_rng(0).permutation(len(points))
+    fewer = min(1.0, 2_000 / max(len(points), 1))
+    size, alpha = 1.5 + 8 * fewer, 0.25 + 0.45 * fewer
+    x, y = points[order].T
+    axes.scatter(x, y, c=colours[order], s=size, alpha=alpha, linewidths=0, rasterized=True)
+    low, high = np.transpose(limits)
+    if outside := int((~((points >= low) & (points <= high)).all(1)).sum()):
+        text = axes.text(0.98, 0.02, f"{outside:,} outside", transform=axes.transAxes, ha="right", va="bottom")
+        text.set(fontsize=7, color=_GREY, path_effects=_HALO)
+
+
+def _density(points: npt.NDArray[np.floating], limits: Limits) -> npt.NDArray[np.floating]:
+    """The smoothed density over a square, as a share of its highest value."""
+    x, y = points.T
+    counts, _, _ = np.histogram2d(x, y, bins=_BINS, range=limits)
+    smooth: npt.NDArray[np.floating] = gaussian_blur(torch.from_numpy(counts)[None], [9, 9], [1.2, 1.2])[0].numpy()
+    return smooth / (smooth.max() or 1.0)
+
+
+def _mark_anchors(axes: Axes, anchors: npt.NDArray[np.floating], classes: Sequence[str]) -> None:
+    axes.plot(*anchors.T, linestyle="", marker="X", markersize=6.5, color="black", markeredgecolor="white")
+    style: dict[str, Any] = {"ha": "center", "fontsize": 8, "fontweight": "bold", "path_effects": _HALO}
+    for place, name in zip(anchors, classes, strict=True):
+        axes.annotate(shorten(name, 12), place, xytext=(0, 4.5), textcoords="offset points", **style)

@@ -6,7 +6,7 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -16,7 +16,7 @@ from kedge.io import atomic_write
 from kedge.reproduce.experiment import Experiment, Selection
 from kedge.reproduce.experiments import EXPERIMENTS
 from kedge.reproduce.jobs import DataFiles, Job
-from kedge.reproduce.names import display
+from kedge.reproduce.paper import display
 from kedge.reproduce.plots import write_figure
 from kedge.reproduce.results import ResultLine, Results
 from kedge.reproduce.tables import MARKS, Table
@@ -53,19 +53,26 @@ NOTES = "datasets.json"
 """The file beside result lines that describes datasets which are not quite the official ones, by their hash."""
 
 
+DatasetNotes = Mapping[str, tuple[str, str]]
+"""Dataset hash → what the copy is called, and how it differs."""
+Verdicts = list[tuple[str, str, str, str]]
+"""Experiment, recipe, loss and verdict of every cell that has one; times are of another machine, and left out."""
+
+
 def write_report(lines: Sequence[ResultLine], out: Path, data_files: DataFiles) -> Path:
     """Write `results.md` and its figures below `out`."""
-    report = _Report(lines, out, data_files, _dataset_notes(out / NOTES))
-    sections = [part for experiment in EXPERIMENTS.values() for part in report.section(experiment)]
-    parts = [_OPENING, report.machines(), report.overview(), *sections]
+    notes, verdicts = _dataset_notes(out / NOTES), Verdicts()
+    sections = []
+    for experiment in EXPERIMENTS.values():
+        sections += [f"## {experiment.title}\n", *_section(experiment, lines, out, data_files, notes, verdicts)]
+    parts = [_OPENING, _machines(lines, notes), _overview(verdicts), *sections]
     path = out / "results.md"
     with atomic_write(path) as stream:
         stream.write(("\n".join(parts).rstrip() + "\n").encode())
     return path
 
 
-def _dataset_notes(path: Path) -> dict[str, tuple[str, str]]:
-    """Dataset hash → what the copy is called, and how it differs."""
+def _dataset_notes(path: Path) -> DatasetNotes:
     if not path.exists():
         return {}
     try:
@@ -74,171 +81,148 @@ def _dataset_notes(path: Path) -> dict[str, tuple[str, str]]:
         raise DataError(f'{path} must map hashes to {{"name": …, "description": …}}: {error}.') from error
 
 
-@dataclass
-class _Report:
-    lines: Sequence[ResultLine]
-    out: Path
-    data_files: DataFiles
-    dataset_notes: Mapping[str, tuple[str, str]]
-    verdicts: list[tuple[str, str, str, str]] = field(default_factory=list)
-    """Experiment, recipe, loss and verdict of every cell that has one; times are of another machine, and left out."""
-
-    def section(self, experiment: Experiment) -> Iterator[str]:
-        """Tables and figures of an experiment, and what was not run of it."""
-        yield f"## {experiment.title}\n"
-        lines = _specific(experiment, [line for line in self.lines if _belongs(line, experiment, self.data_files)])
-        if not lines:
-            yield "Not run.\n"
-            return
-        results = Results(self.lines)
-        for (recipe, settings), group in _by_recipe(lines).items():
-            selection = Selection(
-                datasets=_ordered((line.dataset for line in group), experiment.datasets),
-                encoders=_ordered((line.encoder for line in group), experiment.encoders),
-                losses=_ordered((line.loss for line in group), experiment.losses),
-                recipes=(recipe,),
-                seeds=tuple(sorted({line.seed for line in group})),
-                sweep=_swept(experiment, group),
-                settings=settings,
-                data_files=self.data_files,
+def _section(
+    experiment: Experiment,
+    lines: Sequence[ResultLine],
+    out: Path,
+    data_files: DataFiles,
+    dataset_notes: DatasetNotes,
+    verdicts: Verdicts,
+) -> Iterator[str]:
+    """Tables and figures of an experiment, and what was not run of it."""
+    results, places = Results(lines), set()
+    for selection, own in _selections(experiment, lines, data_files):
+        places |= {(line.dataset, line.encoder) for line in own}
+        copies = {
+            line.dataset: dataset_notes[line.dataset_hash][0] for line in own if line.dataset_hash in dataset_notes
+        }
+        notes = [f"{display(dataset)}, {name}." for dataset, name in copies.items()]
+        for table in experiment.tables(results, selection):
+            yield replace(table, notes=(*table.notes, *notes)).markdown().strip() + "\n"
+            verdicts += _verdicts(experiment, selection.recipes[0], table)
+        figures = experiment.figures(results, selection)
+        if experiment.needs_images and not figures:
+            yield (
+                f"Its figures show the dataset's pictures: `kedge reproduce {experiment.name} --no-run` draws them "
+                "where those are.\n"
             )
-            copies = {line.dataset: self.dataset_notes[line.dataset_hash][0] for line in group if self._noted(line)}
-            notes = [f"{display(dataset)}, {name}." for dataset, name in copies.items()]
-            for table in experiment.tables(results, selection):
-                yield replace(table, notes=(*table.notes, *notes)).markdown().strip() + "\n"
-                self._collect_verdicts(experiment, recipe, table)
-            figures = experiment.figures(results, selection)
-            if experiment.needs_images and not figures:
-                yield (
-                    f"Its figures show the dataset's pictures: `kedge reproduce {experiment.name} --no-run` draws them "
-                    "where those are.\n"
-                )
-            for name, figure in figures.items():
-                if settings:
-                    name = f"{name}-{'-'.join(word.rpartition('.')[2].replace('=', '') for word in settings)}"
-                write_figure(figure, self.out / "figures", name)
-                yield f"![{experiment.title}](figures/{name}.png)\n"
-        if missing := _not_run(experiment, lines):
-            yield missing + "\n"
-
-    def overview(self) -> str:
-        """How many cells are above, within and below; nothing where nothing is printed."""
-        if not self.verdicts:
-            return ""
-        frame = pd.DataFrame(self.verdicts, columns=["experiment", "recipe", "loss", "verdict"])
-        names = ["experiment", "recipe", "loss"]
-        counts = frame.groupby(names, sort=False)["verdict"].value_counts().unstack(fill_value=0)
-        counts = counts.reindex(frame[names].drop_duplicates(), columns=list(MARKS), fill_value=0)
-        rows = [
-            "## At a glance\n",
-            "| experiment | recipe | loss | above | within | below |",
-            "|---|---|---|---:|---:|---:|",
-            *(f"| {' | '.join(map(str, row))} |" for row in counts.reset_index().itertuples(index=False)),
-        ]
-        note = (
-            "Cells that ran, against the printed mean ± two standard deviations; times, which were taken on another "
-            "machine, are left out."
-        )
-        return "\n".join([*rows, "", note, ""])
-
-    def machines(self) -> str:
-        """Hardware, versions and recipes of the runs."""
-        runs = [line for line in self.lines if line.measure == "scores"]
-        kinds = Counter(
-            (line.machine.get("gpu") or line.machine.get("cpu"), line.machine.get("torch"), line.machine.get("commit"))
-            for line in runs
-        )
-        items = [
-            f"- {count} runs on {where}, torch {torch}, commit {commit}."
-            for (where, torch, commit), count in kinds.items()
-        ]
-        for (recipe, settings), group in _by_recipe(runs).items():
-            epochs = Job("cifar100", "resnet18", "cam", recipe, 0).config.recipe.epochs
-            changed = f"with {' '.join(settings)}" if settings else "as it is"
-            items.append(f"- {len(group)} of them with recipe {recipe}, which has {epochs} epochs, {changed}.")
-        for dataset, line in {line.dataset: line for line in runs if self._noted(line)}.items():
-            name, description = self.dataset_notes[line.dataset_hash]
-            items.append(f"- {display(dataset)}, {name}: {description}.")
-        return "\n".join(["## On what\n", *items, ""])
-
-    def _noted(self, line: ResultLine) -> bool:
-        return line.dataset_hash in self.dataset_notes
-
-    def _collect_verdicts(self, experiment: Experiment, recipe: str, table: Table) -> None:
-        for labels, cells in table.rows.items():
-            loss = labels[table.labels.index("loss")] if "loss" in table.labels else experiment.losses[0]
-            for cell, column in zip(cells, table.columns, strict=True):
-                if cell is not None and cell.verdict and column.unit != "ms":
-                    self.verdicts.append((experiment.title, recipe, display(loss), cell.verdict))
+        for name, figure in figures.items():
+            settings = [word.rpartition(".")[2].replace("=", "") for word in selection.settings]
+            write_figure(figure, out / "figures", "-".join([name, *settings]))
+            yield f"![{experiment.title}](figures/{'-'.join([name, *settings])}.png)\n"
+    if not places:
+        yield "Not run.\n"
+    elif missing := [
+        pair for pair in itertools.product(experiment.datasets, experiment.encoders) if pair not in places
+    ]:
+        yield _not_run(missing)
 
 
-def _belongs(line: ResultLine, experiment: Experiment, data_files: DataFiles) -> bool:
-    """Whether a run is one of the experiment's; of an experiment with several measures, by its last measure."""
-    if line.measure != experiment.measures[-1]:
-        return False
-    if line.loss not in experiment.losses and not experiment.accepts_any_loss:
-        return False
-    sweep = _swept(experiment, [line])
-    if sweep == ():
-        return False
-    selection = Selection(
-        (line.dataset,),
-        (line.encoder,),
-        (line.loss,),
-        (line.recipe,),
-        (line.seed,),
-        sweep=sweep,
-        settings=tuple(line.settings),
+def _selections(
+    experiment: Experiment, lines: Sequence[ResultLine], data_files: DataFiles
+) -> Iterator[tuple[Selection, list[ResultLine]]]:
+    """What was run of an experiment, with each recipe and settings, and the lines that show it.
+
+    Experiments share runs: only those datasets and encoders count of which some run is specific to this experiment.
+    """
+    accepted = [line for line in lines if line.loss in experiment.losses or experiment.accepts_any_loss]
+    for group in _by_recipe(line for line in accepted if line.measure == experiment.measures[-1]):
+        selection = _selection(experiment, group, data_files)
+        if selection.sweep == ():
+            continue
+        keys = {job.key for job in experiment.jobs(selection)}
+        own = [line for line in group if line.key in keys]
+        specific = {(line.dataset, line.encoder) for line in own if experiment.is_specific(line.job)}
+        if own := [line for line in own if (line.dataset, line.encoder) in specific]:
+            yield _selection(experiment, own, data_files), own
+
+
+def _selection(experiment: Experiment, lines: Sequence[ResultLine], data_files: DataFiles) -> Selection:
+    """The part of an experiment that these lines of one recipe and its settings are of."""
+
+    def ordered(names: Iterable[str], known: Sequence[str]) -> tuple[str, ...]:
+        """In the experiment's order, the others behind."""
+        return tuple(sorted(dict.fromkeys(names), key=lambda name: (*known, name).index(name)))
+
+    changes = [change.partition("=") for line in lines for change in line.changes]
+    numbers = tuple(sorted({int(value) for name, _, value in changes if name == experiment.sweeps}))
+    return Selection(
+        datasets=ordered((line.dataset for line in lines), experiment.datasets),
+        encoders=ordered((line.encoder for line in lines), experiment.encoders),
+        losses=ordered((line.loss for line in lines), experiment.losses),
+        recipes=(lines[0].recipe,),
+        seeds=tuple(sorted({line.seed for line in lines})),
+        sweep=numbers if experiment.sweeps else None,
+        settings=tuple(lines[0].settings),
         data_files=data_files,
     )
-    return any(job.key == line.key for job in experiment.jobs(selection))
 
 
-def _specific(experiment: Experiment, lines: Sequence[ResultLine]) -> list[ResultLine]:
-    """Experiments share runs: the lines of settings with which this one was run."""
+def _by_recipe(lines: Iterable[ResultLine]) -> Iterator[list[ResultLine]]:
+    """Lines of one recipe and its settings, the paper's recipe first."""
 
-    def place(line: ResultLine) -> tuple[str, ...]:
-        return line.recipe, line.dataset, line.encoder, *line.settings
+    def key(line: ResultLine) -> tuple[bool, str, list[str]]:
+        return line.recipe != "paper", line.recipe, line.settings
 
-    places = {place(line) for line in lines if experiment.is_specific(line.job)}
-    return [line for line in lines if place(line) in places]
-
-
-def _swept(experiment: Experiment, lines: Iterable[ResultLine]) -> tuple[int, ...] | None:
-    """The numbers that a sweep was run with; None for experiments that are no sweep."""
-    if experiment.sweeps is None:
-        return None
-    name = f"{experiment.sweeps}="
-    numbers = {int(change.removeprefix(name)) for line in lines for change in line.changes if change.startswith(name)}
-    return tuple(sorted(numbers))
+    for _, group in itertools.groupby(sorted(lines, key=key), key):
+        yield list(group)
 
 
-def _by_recipe(lines: Iterable[ResultLine]) -> dict[tuple[str, tuple[str, ...]], list[ResultLine]]:
-    """Lines by recipe and settings, the paper's recipe first."""
-    groups: dict[tuple[str, tuple[str, ...]], list[ResultLine]] = {}
-    for line in sorted(lines, key=lambda line: (line.recipe != "paper", line.recipe, line.settings)):
-        groups.setdefault((line.recipe, tuple(line.settings)), []).append(line)
-    return groups
+def _verdicts(experiment: Experiment, recipe: str, table: Table) -> Verdicts:
+    return [
+        (experiment.title, recipe, display(dict(zip(table.labels, row, strict=True)).get("loss", "cam")), cell.verdict)
+        for row, column, cell in table.cells()
+        if cell.verdict and column.unit != "ms"
+    ]
 
 
-def _ordered(names: Iterable[str], known: Sequence[str]) -> tuple[str, ...]:
-    """In the experiment's order, the others behind."""
-    there = dict.fromkeys(names)
-    return (*(name for name in known if name in there), *(name for name in there if name not in known))
-
-
-def _not_run(experiment: Experiment, lines: Sequence[ResultLine]) -> str:
-    there = {(line.dataset, line.encoder) for line in lines}
-    missing = [pair for pair in itertools.product(experiment.datasets, experiment.encoders) if pair not in there]
-    if not missing:
+def _overview(verdicts: Verdicts) -> str:
+    """How many cells are above, within and below; nothing where nothing is printed."""
+    if not verdicts:
         return ""
-    by_dataset: dict[str, list[str]] = {}
-    for dataset, encoder in missing:
-        by_dataset.setdefault(dataset, []).append(display(encoder))
-    listed = "; ".join(f"{display(dataset)} with {', '.join(encoders)}" for dataset, encoders in by_dataset.items())
+    names = ["experiment", "recipe", "loss"]
+    frame = pd.DataFrame(verdicts, columns=[*names, "verdict"])
+    counts = frame.groupby(names, sort=False)["verdict"].value_counts().unstack(fill_value=0)
+    counts = counts.reindex(frame[names].drop_duplicates(), columns=list(MARKS), fill_value=0)
+    rows = [
+        "## At a glance\n",
+        "| experiment | recipe | loss | above | within | below |",
+        "|---|---|---|---:|---:|---:|",
+        *(f"| {' | '.join(map(str, row))} |" for row in counts.reset_index().itertuples(index=False)),
+    ]
+    note = (
+        "Cells that ran, against the printed mean ± two standard deviations; times, which were taken on another "
+        "machine, are left out."
+    )
+    return "\n".join([*rows, "", note, ""])
+
+
+def _machines(lines: Sequence[ResultLine], dataset_notes: DatasetNotes) -> str:
+    """Hardware, versions, recipes and datasets of the runs."""
+    runs = [line for line in lines if line.measure == "scores"]
+    machines = [line.machine for line in runs]
+    kinds = Counter((one.get("gpu") or one.get("cpu"), one.get("torch"), one.get("commit")) for one in machines)
+    items = [
+        f"- {count} runs on {where}, torch {torch}, commit {commit}." for (where, torch, commit), count in kinds.items()
+    ]
+    for group in _by_recipe(runs):
+        recipe, settings = group[0].recipe, group[0].settings
+        epochs = Job("cifar100", "resnet18", "cam", recipe, 0).config.recipe.epochs
+        changed = f"with {' '.join(settings)}" if settings else "as it is"
+        items.append(f"- {len(group)} of them with recipe {recipe}, which has {epochs} epochs, {changed}.")
+    for dataset, key in {
+        line.dataset: line.dataset_hash for line in runs if line.dataset_hash in dataset_notes
+    }.items():
+        items.append(f"- {display(dataset)}, {': '.join(dataset_notes[key])}.")
+    return "\n".join(["## On what\n", *items, ""])
+
+
+def _not_run(missing: Sequence[tuple[str, str]]) -> str:
+    encoders = pd.DataFrame(missing, columns=["dataset", "encoder"]).groupby("dataset", sort=False)["encoder"]
+    listed = "; ".join(f"{display(dataset)} with {', '.join(map(display, names))}" for dataset, names in encoders)
     reasons = ""
     if any(encoder == "swin_t" for _, encoder in missing):
         reasons += " Swin-T starts from weights that must be downloaded."
-    if by_dataset.keys() & {"food101", "tiny_imagenet"}:
+    if {dataset for dataset, _ in missing} & {"food101", "tiny_imagenet"}:
         reasons += " Food-101 and Tiny ImageNet must be downloaded."
-    return f"Not run: {listed}.{reasons}"
+    return f"Not run: {listed}.{reasons}\n"

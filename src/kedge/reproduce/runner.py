@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kedge.errors import ConfigError
-from kedge.reproduce.jobs import DataFiles, Job
-from kedge.reproduce.results import ResultStore
+import pandas as pd
+from filelock import FileLock
+from omegaconf import OmegaConf
 
-__all__ = ["launch", "run"]
+from kedge.config.compose import CONFIG, build_dataset, load_config, quoted
+from kedge.config.trust import OWN
+from kedge.errors import ConfigError, KedgeError
+from kedge.model import Model
+from kedge.reproduce.jobs import DataFiles, Job
+from kedge.reproduce.machine import describe
+from kedge.reproduce.measures import MEASURES
+from kedge.reproduce.results import ResultLine, ResultStore
+from kedge.training import resume_run, start_run
+from kedge.training.checkpoint import BEST, LAST
+
+__all__ = ["launch", "perform", "run"]
 
 
 def run(
@@ -32,7 +47,7 @@ def run(
     failed: list[Job] = []
     processes: list[subprocess.Popen[bytes]] = []
 
-    def perform(job: Job) -> tuple[bool, Path]:
+    def wait_for(job: Job) -> tuple[bool, Path]:
         log = out / "logs" / f"{job.name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as stream:
@@ -41,8 +56,8 @@ def run(
         with process:
             return process.wait() == 0, log
 
-    with ThreadPoolExecutor(max(1, max_workers)) as pool:
-        futures = {pool.submit(perform, job): job for job in pending}
+    with ThreadPoolExecutor(max_workers) as pool:
+        futures = {pool.submit(wait_for, job): job for job in pending}
         try:
             for count, future in enumerate(as_completed(futures), start=1):
                 job, (done, log) = futures[future], future.result()
@@ -90,22 +105,6 @@ def perform_planned(config: Any) -> None:
         process.wait()
 
 
-def _start(task: dict[str, Any], log: Any) -> subprocess.Popen[bytes]:
-    """A worker process with its task on standard input, which stays open: the worker ends when it is closed."""
-    command = [sys.executable, "-m", "kedge.reproduce.worker", task["out"]]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log or sys.stderr, stderr=log)
-    try:
-        process.stdin.write(json.dumps(task).encode() + b"\n")  # type: ignore[union-attr]
-        process.stdin.flush()  # type: ignore[union-attr]
-    except BrokenPipeError:  # killed already, which its exit status says
-        pass
-    return process
-
-
-def _task(job: Job, out: Path, data_files: DataFiles) -> dict[str, Any]:
-    return {"job": job.to_json(), "out": str(out), "data_files": {name: str(path) for name, path in data_files.items()}}
-
-
 def _merged(jobs: Iterable[Job]) -> list[Job]:
     """Experiments share runs: each is trained once, with all measures that are asked of it."""
     by_key: dict[str, Job] = {}
@@ -115,6 +114,103 @@ def _merged(jobs: Iterable[Job]) -> list[Job]:
     return list(by_key.values())
 
 
+def _task(job: Job, out: Path, data_files: DataFiles) -> dict[str, Any]:
+    return {"job": job.to_json(), "out": str(out), "data_files": {name: str(path) for name, path in data_files.items()}}
+
+
+def _start(task: dict[str, Any], log: Any) -> subprocess.Popen[bytes]:
+    """A worker process with its task on standard input, which stays open: the worker ends when it is closed."""
+    command = [sys.executable, "-m", "kedge.reproduce.runner", task["out"]]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log or sys.stderr, stderr=log)
+    try:
+        process.stdin.write(json.dumps(task).encode() + b"\n")  # type: ignore[union-attr]
+        process.stdin.flush()  # type: ignore[union-attr]
+    except BrokenPipeError:  # killed already, which its exit status says
+        pass
+    return process
+
+
 def _last_line(log: Path) -> str:
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     return lines[-1].removeprefix("kedge: ")[:300] if lines else "it printed nothing"
+
+
+# ---------------------------------------------------------------------- the process of one run
+
+
+def perform(job: Job, out: Path, data_files: DataFiles) -> None:
+    """Do what is missing of a job: a trained run is not trained again, an interrupted one is resumed."""
+    folder, store = out / "runs" / job.name, ResultStore(out / "results.jsonl")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # Another `kedge reproduce` may be at the same run.
+    with FileLock(folder.with_suffix(".lock")):
+        missing = store.missing([job])
+        if not missing:
+            return
+        model = _train(job, folder, data_files)
+        dataset = build_dataset(load_config(folder / CONFIG, trust=True).dataset)
+        command = " ".join(["kedge train", *job.overrides(data_files)])
+        if path := data_files.get(job.dataset):  # the results hold no path of this machine
+            command = command.replace(quoted(path), path.name)
+        for measure in missing[0].measures:
+            started = time.monotonic()
+            values = MEASURES[measure](model, dataset, folder)
+            seconds = time.monotonic() - started
+            if measure == "scores":
+                seconds = float(pd.read_csv(folder / "history.csv")["seconds"].sum())
+            line = ResultLine.of(
+                job,
+                measure,
+                values=values,
+                command=command,
+                config_hash=job.key,
+                dataset_hash=dataset.fingerprint(),
+                seconds=round(seconds, 2),
+                machine=describe(),
+            )
+            store.append(line)
+        for name in (BEST, LAST):  # the model is there, and there may be hundreds of runs
+            (folder / name).unlink(missing_ok=True)
+
+
+def _train(job: Job, folder: Path, data_files: DataFiles) -> Model:
+    if (folder / CONFIG).exists():
+        _check_classes(job, folder, data_files)
+    if (folder / "model").exists():
+        return Model.load(folder).to("auto")
+    if (folder / LAST).exists():
+        return resume_run(folder, trust=True)
+    if folder.exists():  # killed before its first epoch ended: nothing to resume
+        shutil.rmtree(folder)
+    return start_run(job.full_config(data_files), folder)
+
+
+def _check_classes(job: Job, folder: Path, data_files: DataFiles) -> None:
+    """Refuse a run with classes that are neither Kedge's nor the job's own: the folder may be someone else's."""
+    there, own = (
+        OmegaConf.to_container(config, resolve=False)
+        for config in (load_config(folder / CONFIG, trust=True), job.full_config(data_files))
+    )
+    load_config(folder / CONFIG, builds=[group for group in OWN if there.get(group) != own[group]])  # type: ignore
+
+
+def main() -> None:
+    """Perform the task on standard input; end when that is closed, as it is when the parent process was killed."""
+    task = json.loads(sys.stdin.readline())
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    data_files = {name: Path(path) for name, path in task["data_files"].items()}
+    try:
+        perform(Job.from_json(task["job"]), Path(task["out"]), data_files)
+    except KedgeError as error:
+        print(f"kedge: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _exit_with_parent() -> None:
+    while os.read(sys.stdin.fileno(), 1):
+        pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()
