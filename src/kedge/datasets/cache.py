@@ -23,7 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from kedge.console import stderr
 from kedge.datasets.base import ImageSplit
 from kedge.datasets.download import data_root
-from kedge.errors import DataError, PictureError
+from kedge.errors import DataError, ImageError
 from kedge.images import Preprocessing, prefetch, read_image
 from kedge.io import atomic_write
 
@@ -144,7 +144,7 @@ def decode_each(count: int, size: int, read: Callable[[int], Image.Image]) -> It
     def pixels(row: int) -> np.ndarray | str:
         try:
             return preprocessing.to_pixels(read(row))
-        except PictureError as error:
+        except ImageError as error:
             return str(error)
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

@@ -16,7 +16,7 @@ from kedge.datasets.cache import cache_folder, open_array, short_hash, write_arr
 from kedge.datasets.huggingface import HuggingFaceSource, is_huggingface, load_huggingface, splits_of
 from kedge.datasets.sources import Label, Source, TorchSource
 from kedge.datasets.splits import hold_out
-from kedge.errors import ConfigError, DataError, PictureError
+from kedge.errors import ConfigError, DataError, ImageError
 
 __all__ = ["as_dataset", "huggingface", "is_external", "keep", "keep_external", "sources_of", "stored"]
 
@@ -224,7 +224,7 @@ def _common_side(source: Source, most: int) -> int:
     for row in np.unique(np.linspace(0, len(source) - 1, _LOOKS).astype(int)).tolist():
         try:
             sizes.add(source.read(row)[0].size)
-        except PictureError:  # skipped and listed later
+        except ImageError:  # skipped and listed later
             continue
     width, height = sizes.pop() if len(sizes) == 1 else (most, most)
     return width if width == height <= most else most

@@ -13,7 +13,7 @@ from PIL import Image
 
 from kedge.datasets.sources import Label, Source
 from kedge.deps import require
-from kedge.errors import DataError, DownloadError, PictureError
+from kedge.errors import DataError, DownloadError, ImageError
 from kedge.images import read_image
 
 __all__ = ["HuggingFaceSource", "is_huggingface", "load_huggingface", "splits_of"]
@@ -54,9 +54,9 @@ class HuggingFaceSource(Source):
         found = self._row(row)
         try:
             picture = read_image(self._content(found[self.image]))
-        except (OSError, PictureError) as error:
+        except (OSError, ImageError) as error:
             reason = str(error).removeprefix("The image cannot be read: ")
-            raise PictureError(f"row {row} of {self.name} cannot be read: {reason}") from error
+            raise ImageError(f"row {row} of {self.name} cannot be read: {reason}") from error
         return picture, self._known(found[self.label])
 
     def labels(self) -> list[Label]:
@@ -95,7 +95,7 @@ class HuggingFaceSource(Source):
 
     def _content(self, picture: Mapping[str, Any] | None) -> bytes:
         if picture is None:
-            raise PictureError("there is no picture.")
+            raise ImageError("there is no picture.")
         content = picture["bytes"]
         return bytes(content) if content is not None else Path(picture["path"]).read_bytes()
 

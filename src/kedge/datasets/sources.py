@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import IterableDataset, Subset
 
-from kedge.errors import DataError, PictureError
+from kedge.errors import DataError, ImageError
 from kedge.images import to_rgb, upright
 
 __all__ = ["Label", "Source", "TorchSource"]
@@ -36,7 +36,7 @@ class Source(ABC):
 
     @abstractmethod
     def read(self, row: int) -> tuple[Image.Image, Label]:
-        """A picture, upright RGB, and its label; a PictureError if it cannot be read."""
+        """A picture, upright RGB, and its label; a ImageError if it cannot be read."""
 
     @abstractmethod
     def labels(self) -> list[Label]:
@@ -94,7 +94,7 @@ class TorchSource(Source):
             with self._alone:
                 item = self.dataset[row]
         except (OSError, SyntaxError) as error:  # what Pillow makes of a damaged file
-            raise PictureError(f"{self._item(row)} cannot be read: {error}") from error
+            raise ImageError(f"{self._item(row)} cannot be read: {error}") from error
         except Exception as error:
             raise DataError(f"{self._item(row)} cannot be had ({type(error).__name__}: {error}).") from error
         if not isinstance(item, (tuple, list)) or len(item) < 2:
@@ -123,7 +123,7 @@ class TorchSource(Source):
             try:
                 return to_rgb(upright(picture))
             except (OSError, SyntaxError, ValueError) as error:
-                raise PictureError(f"{self._item(row)} cannot be read: {error}") from error
+                raise ImageError(f"{self._item(row)} cannot be read: {error}") from error
         if not isinstance(picture, (Tensor, np.ndarray)):
             found = type(picture).__name__
             raise DataError(f"{self._item(row)} must begin with a PIL image or with uint8 pixels, found a {found}.")

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from kedge.errors import PictureError
+from kedge.errors import ImageError
 
 __all__ = [
     "MAX_PIXELS",
@@ -63,7 +63,7 @@ def read_image(source: str | Path | bytes | BinaryIO, *, max_pixels: int = MAX_P
     The size is checked against ``max_pixels`` before any pixel is decoded, and so is the work that a JPEG's scans
     would be. (Pillow's own limit, ``2 * PIL.Image.MAX_IMAGE_PIXELS``, holds besides.) JPEGs whose sides have 4096
     pixels and more come out at a half, a quarter or an eighth of their size. Whatever is wrong with the file, the
-    error is a ``PictureError`` that names it.
+    error is a ``ImageError`` that names it.
     """
     name = _name(source)
     try:
@@ -88,7 +88,7 @@ def read_image(source: str | Path | bytes | BinaryIO, *, max_pixels: int = MAX_P
         reason = "it is a folder"
     except Exception as error:  # a damaged file can make Pillow's readers raise almost anything
         reason = str(error).rstrip(".") or type(error).__name__
-    raise PictureError(f"{name} cannot be read: {reason}.")
+    raise ImageError(f"{name} cannot be read: {reason}.")
 
 
 def _check_work(image: Image.Image, stream: BinaryIO, max_pixels: int) -> None:
@@ -96,17 +96,17 @@ def _check_work(image: Image.Image, stream: BinaryIO, max_pixels: int) -> None:
     width, height = image.size
     pixels = width * height
     if pixels > max_pixels:
-        raise PictureError(
+        raise ImageError(
             f"it has {width} x {height} pixels, more than the limit of {max_pixels:,}; "
             "make it smaller, or raise max_pixels."
         )
     if pixels > _LARGE and pixels > _MAX_PER_BYTE * (size := stream.seek(0, io.SEEK_END)):
-        raise PictureError(f"it says {width} x {height} pixels, which its {size:,} bytes cannot hold.")
+        raise ImageError(f"it says {width} x {height} pixels, which its {size:,} bytes cannot hold.")
     if image.format in ("JPEG", "MPO"):
         stream.seek(0)
         scans = _count_scans(stream.read())
         if scans * pixels > _MAX_SCANNED:
-            raise PictureError(f"it has {scans:,} scans of {width} x {height} pixels, which is too much to decode.")
+            raise ImageError(f"it has {scans:,} scans of {width} x {height} pixels, which is too much to decode.")
 
 
 def _count_scans(data: bytes) -> int:
@@ -145,7 +145,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
         try:
             rgb.paste(_strip_to_rgb(strip, top, transparent), (0, first))
         except ValueError as error:
-            raise PictureError(f"mode {image.mode} cannot be turned into RGB ({error}).") from error
+            raise ImageError(f"mode {image.mode} cannot be turned into RGB ({error}).") from error
     return rgb
 
 
@@ -195,7 +195,7 @@ class _HttpRedirects(urllib.request.HTTPRedirectHandler):
 
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
         if not is_url(newurl):
-            raise PictureError(f"{req.full_url} leads to {newurl}, which is no http(s) address.")
+            raise ImageError(f"{req.full_url} leads to {newurl}, which is no http(s) address.")
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
@@ -207,19 +207,19 @@ def is_url(text: str) -> bool:
 def fetch_image(url: str, *, max_bytes: int = MAX_DOWNLOAD) -> Image.Image:
     """Fetch and read an image."""
     if not is_url(url):
-        raise PictureError(f"{url} is no http(s) address.")
+        raise ImageError(f"{url} is no http(s) address.")
     try:
         with urllib.request.build_opener(_HttpRedirects).open(url, timeout=_FETCH_SECONDS) as response:
             content: bytes = response.read(max_bytes + 1)
     except (urllib.error.URLError, OSError, HTTPException, ValueError) as error:
         reason = getattr(error, "reason", None) or error
-        raise PictureError(f"{url} cannot be fetched: {reason}.") from error
+        raise ImageError(f"{url} cannot be fetched: {reason}.") from error
     if len(content) > max_bytes:
-        raise PictureError(f"{url} holds more than {max_bytes:,} bytes: fetch it yourself and give the file.")
+        raise ImageError(f"{url} holds more than {max_bytes:,} bytes: fetch it yourself and give the file.")
     try:
         return read_image(content)
-    except PictureError as error:
-        raise PictureError(str(error).replace("The image", url, 1)) from error
+    except ImageError as error:
+        raise ImageError(str(error).replace("The image", url, 1)) from error
 
 
 def center_square(image: Image.Image, size: int | None) -> np.ndarray:
