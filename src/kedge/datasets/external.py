@@ -212,7 +212,7 @@ def _numbered(train: Source, items: list[tuple[Source, int]], labels: list[Label
     else:
         classes = sorted(trained)
     number_of: dict[str | None, int] = {name: number for number, name in enumerate(classes)} | {None: -1}
-    if unknown := sorted(name for name in names if name not in number_of):
+    if unknown := sorted(str(name) for name in names if name not in number_of):
         raise DataError(f"{train.name} has test images of a class {unknown[0]!r} but none to train on.")
     if len(trained) < 2:
         raise DataError(f"{train.name} has training images of one class only: at least two are needed.")

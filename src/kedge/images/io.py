@@ -194,7 +194,9 @@ def upright(image: Image.Image, *, in_place: bool = False) -> Image.Image:
     image.load()
     # A broken EXIF block says nothing about the pixels, which are loaded already.
     with suppress(Exception):
-        return ImageOps.exif_transpose(image, in_place=in_place) or image
+        if not in_place:
+            return ImageOps.exif_transpose(image)
+        ImageOps.exif_transpose(image, in_place=True)
     return image
 
 
