@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
+from typing import Any
+
 __all__ = [
     "ConfigError",
     "DataError",
     "DownloadError",
     "GalleryError",
+    "ImageError",
     "KedgeError",
     "ModelError",
-    "PictureError",
     "ServiceError",
     "TrainingError",
     "WeightsError",
@@ -28,8 +31,8 @@ class DataError(KedgeError):
     """A dataset, a folder or an array that cannot be used."""
 
 
-class PictureError(DataError):
-    """One picture that cannot be read."""
+class ImageError(DataError):
+    """One image that cannot be read."""
 
 
 class DownloadError(KedgeError):
@@ -54,3 +57,10 @@ class ServiceError(KedgeError):
 
 class TrainingError(KedgeError):
     """A training run that cannot go on."""
+
+
+def __getattr__(name: str) -> Any:
+    if name == "PictureError":  # the name in 0.1, accepted until the next release
+        warnings.warn("kedge.errors.PictureError is now ImageError.", DeprecationWarning, stacklevel=2)
+        return ImageError
+    raise AttributeError(f"module 'kedge.errors' has no attribute {name!r}")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import io
+import tarfile
 import threading
+import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -27,6 +30,29 @@ class Server:
     def source(self, name: str, content: bytes) -> Source:
         self.files[name] = content
         return Source(f"{self.url}/{name}", f"md5:{hashlib.md5(content).hexdigest()}")
+
+
+def pack(members: dict[str, bytes], kind: str = "tar", extra: tuple[tarfile.TarInfo, ...] = ()) -> bytes:
+    """An archive of these members."""
+    stream = io.BytesIO()
+    if kind == "zip":
+        with zipfile.ZipFile(stream, "w") as archive:
+            for name, content in members.items():
+                archive.writestr(name, content)
+        return stream.getvalue()
+    with tarfile.open(fileobj=stream, mode="w:gz") as tar:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+        for member in extra:
+            tar.addfile(member)
+    return stream.getvalue()
+
+
+@pytest.fixture(name="pack")
+def pack_fixture() -> Callable[..., bytes]:
+    return pack
 
 
 def handler(server: Server) -> type[BaseHTTPRequestHandler]:

@@ -120,7 +120,7 @@ def test_other_bad_datasets() -> None:
         dataset(classes=("a", "b", "a"))
     with pytest.raises(DataError, match="one size"):
         dataset(test=pictures(4, side=5))
-    with pytest.raises(DataError, match="no training pictures"):
+    with pytest.raises(DataError, match="no training images"):
         dataset(train=pictures().subset([]))
     assert len(dataset(test=pictures().subset([])).test) == 0
 

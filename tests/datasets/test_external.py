@@ -19,10 +19,9 @@ from torchvision.transforms import PILToTensor, ToTensor
 
 from kedge.config.compose import build_dataset, compose
 from kedge.datasets import as_dataset, folder, huggingface, is_external
-from kedge.datasets.cache import decode_each
 from kedge.datasets.download import data_root
 from kedge.datasets.external import keep_external, stored
-from kedge.datasets.huggingface import HuggingFaceSource
+from kedge.datasets.sources import HuggingFaceSource
 from kedge.errors import DataError, DownloadError
 from kedge.images import Preprocessing
 
@@ -135,7 +134,7 @@ def test_fake_data_and_sizes() -> None:
     assert as_dataset(fake, most=16).train.size == (16, 16)
     mixed = Own([(Image.new("RGB", (20 + row, 20)), row % 2) for row in range(20)])
     assert as_dataset(mixed, most=64).train.size == (64, 64)
-    with pytest.raises(DataError, match=r"item \d+ of FakeData is a picture of float32 .*ToTensor"):
+    with pytest.raises(DataError, match=r"item \d+ of FakeData is an image of float32 .*ToTensor"):
         as_dataset(FakeData(size=4, image_size=(3, 8, 8), transform=ToTensor()))
     assert everything(as_dataset(FakeData(size=20, image_size=(3, 8, 8), num_classes=2, transform=PILToTensor())))
 
@@ -163,7 +162,7 @@ def test_unreadable_pictures_are_skipped_and_listed(photos: Path) -> None:
         ([(np.zeros((8, 8, 3), np.float64), 0)], "float64 .*ToTensor"),
         ([(np.zeros((3, 8, 8), np.uint8), 0)], "H x W x 3"),
         ([("photo.png", 0)], "found a str"),
-        ([np.zeros((8, 8, 3), np.uint8)], "a picture and its label"),
+        ([np.zeros((8, 8, 3), np.uint8)], "an image and its label"),
         ([(np.zeros((8, 8, 3), np.uint8), [0, 1])], "label"),
         ([(np.zeros((8, 8, 3), np.uint8), 0)], "one class only"),
         ([(np.zeros((8, 8, 3), np.uint8), label) for label in (0, 9)], "number the classes from 0"),
@@ -205,7 +204,6 @@ def test_decoding_in_threads_reads_one_at_a_time() -> None:
                 inside.release()
 
     assert len(as_dataset(Single([(picture, row % 2) for row, picture in enumerate(arrays(40))])).train) == 36
-    assert [pixels.shape for pixels in decode_each(1, 4, lambda _: Image.new("RGB", (9, 4)))] == [(3, 4, 4)]  # type: ignore[union-attr]
 
 
 # ---------------------------------------------------------------------- Hugging Face

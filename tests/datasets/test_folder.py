@@ -69,7 +69,7 @@ def test_classes_that_are_called_train_and_test(photos: Path) -> None:
 def test_unknown_class_in_test(photos: Path) -> None:
     fill(photos / "train", {"a": 2, "b": 2})
     fill(photos / "test", {"a": 1, "z": 1})
-    with pytest.raises(DataError, match="class 'z' of which"):
+    with pytest.raises(DataError, match="class 'z' but none"):
         folder(photos, size=8)
 
 
@@ -103,10 +103,10 @@ def test_bad_folders(photos: Path) -> None:
     with pytest.raises(DataError, match="There is no folder"):
         folder(photos)
     photos.mkdir()
-    with pytest.raises(DataError, match="has no pictures"):
+    with pytest.raises(DataError, match="has no images"):
         folder(photos)
     Image.new("RGB", (9, 9)).save(photos / "loose.png")
-    with pytest.raises(DataError, match="pictures but no class folders"):
+    with pytest.raises(DataError, match="images but no class folders"):
         folder(photos)
     with pytest.raises(DataError, match="is a file"):
         folder(photos / "loose.png")
@@ -124,13 +124,13 @@ def test_mostly_unreadable(photos: Path) -> None:
     fill(photos, {"a": 2, "b": 2})
     for number in range(5):
         (photos / "a" / f"bad {number}.jpg").touch()
-    with pytest.raises(DataError, match=r"5 of 9 pictures .* cannot be read; the first: .*bad 0\.jpg"):
+    with pytest.raises(DataError, match=r"5 of 9 images .* cannot be used; the first: .*bad 0\.jpg"):
         folder(photos)
 
 
 def test_classes_with_one_picture(photos: Path) -> None:
     fill(photos, {"a": 4, "b": 1, "c": 1})
-    with pytest.warns(UserWarning, match="single picture keep it for training and are not tested: b, c"):
+    with pytest.warns(UserWarning, match="single image keep it for training and are not tested: b, c"):
         dataset = folder(photos, size=8)
     assert np.bincount(dataset.train.labels).tolist() == [3, 1, 1]
     assert dataset.test.labels.tolist() == [0]

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from kedge.encoders import build_encoder
-from kedge.errors import ConfigError, GalleryError, PictureError
+from kedge.errors import ConfigError, GalleryError, ImageError
 from kedge.gallery import Gallery, ingest
 from kedge.images import Preprocessing
 from kedge.model import Model
@@ -173,7 +173,7 @@ def test_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert hit.distance == pytest.approx(0, abs=1e-4)
     with pytest.raises(ConfigError, match=r"http://127\.0\.0\.1/x\.png is an address: say allow_url=True"):
         gallery.search("http://127.0.0.1/x.png")
-    with pytest.raises(PictureError, match="cannot be fetched"):
+    with pytest.raises(ImageError, match="cannot be fetched"):
         gallery.search("http://127.0.0.1:1/x.png", allow_url=True)
     again = Gallery.open(gallery.path).add(photos)
     assert (list(again), again.present) == ([], 10)

@@ -264,7 +264,8 @@ def test_reduced_precision_of_the_network_leaves_it_alone(pixels: Tensor, augmen
 
 
 @pytest.mark.parametrize("augmentation", EVERYTHING)
-def test_can_be_traced(pixels: Tensor, augmentation: Augmentation) -> None:
+def test_can_be_traced(augmentation: Augmentation) -> None:
+    pixels = torch.randint(0, 256, (5, 3, 17, 24), dtype=torch.uint8, generator=generator(1))
     draws = augmentation.draw(len(pixels), generator(), pixels.device)
     traced = torch.compile(augmentation.apply, backend="eager", fullgraph=True)
     torch.testing.assert_close(traced(pixels, draws), augmentation.apply(pixels, draws), atol=1e-6, rtol=0)

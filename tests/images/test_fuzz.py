@@ -1,4 +1,4 @@
-"""Whatever the bytes, ``read_image`` gives an RGB image or one PictureError, soon, quietly and in little memory.
+"""Whatever the bytes, ``read_image`` gives an RGB image or one ImageError, soon, quietly and in little memory.
 
 The cases are numbered, and a number always gives the same bytes (under one version of Pillow, which writes the
 pictures that are damaged). They are read in a child process, which a crash, a hang or a bomb may take down;
@@ -29,7 +29,7 @@ import numpy as np
 import pytest
 from PIL import Image, features
 
-from kedge.errors import PictureError
+from kedge.errors import ImageError
 from kedge.images import EXTENSIONS, MAX_PIXELS, read_image
 
 PATIENCE = 20  # seconds for one case
@@ -242,7 +242,7 @@ def fault(data: bytes, limit: int, read: Callable[..., object] = read_image) -> 
         warnings.simplefilter("always")
         try:
             image = read(data, max_pixels=limit)
-        except PictureError as error:
+        except ImageError as error:
             text = str(error)
             if not re.fullmatch(r"The image cannot be read: [^\n]{3,300}\.", text) or "memory" in text.lower():
                 return f"no good sentence: {text!r}"
@@ -356,10 +356,10 @@ def test_a_picture_of_30_000_by_30_000_pixels_is_refused_before_decoding(monkeyp
     data = bytearray(png(rows, colour_type=0, interlaced=False))
     data[16:25] = struct.pack(">IIB", 30_000, 30_000, 1)
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", lambda *_: pytest.fail("decoded"))
-    with pytest.raises(PictureError, match="it has more pixels than Pillow's own limit allows"):
+    with pytest.raises(ImageError, match="it has more pixels than Pillow's own limit allows"):
         read_image(with_checksums(bytes(data)))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
-    with pytest.raises(PictureError, match="it has 30000 x 30000 pixels, more than the limit of 100,000,000"):
+    with pytest.raises(ImageError, match="it has 30000 x 30000 pixels, more than the limit of 100,000,000"):
         read_image(with_checksums(bytes(data)))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from kedge.errors import PictureError
+from kedge.errors import ImageError
 from kedge.images import read_image, to_rgb
 
 
@@ -139,12 +139,12 @@ def test_bad_files_are_named_with_the_reason(tmp_path: Path) -> None:
     for name, (content, why) in contents.items():
         (tmp_path / name).write_bytes(content)
         for source in (tmp_path / name, content):
-            with pytest.raises(PictureError, match=why) as caught:
+            with pytest.raises(ImageError, match=why) as caught:
                 read_image(source)
             assert isinstance(source, bytes) or name in str(caught.value)
-    with pytest.raises(PictureError, match=r"absent\.jpg cannot be read: there is no such file"):
+    with pytest.raises(ImageError, match=r"absent\.jpg cannot be read: there is no such file"):
         read_image(tmp_path / "absent.jpg")
-    with pytest.raises(PictureError, match="it is a folder"):
+    with pytest.raises(ImageError, match="it is a folder"):
         read_image(tmp_path)
 
 
@@ -156,18 +156,18 @@ def test_damaged_bytes_raise_nothing_but_picture_errors() -> None:
         for _ in range(40):
             damaged = data.copy()
             damaged[generator.integers(0, len(data), 8)] = generator.integers(0, 256, 8)
-            with suppress(PictureError):
+            with suppress(ImageError):
                 assert read_image(damaged.tobytes()).mode == "RGB"
 
 
 def test_a_link_to_itself_is_named(tmp_path: Path) -> None:
     (tmp_path / "loop.jpg").symlink_to("loop.jpg")
-    with pytest.raises(PictureError, match=r"loop\.jpg cannot be read: .*symbolic links"):
+    with pytest.raises(ImageError, match=r"loop\.jpg cannot be read: .*symbolic links"):
         read_image(tmp_path / "loop.jpg")
 
 
 def test_icons_are_refused_undecoded() -> None:
-    with pytest.raises(PictureError, match="not an image of a known format"):
+    with pytest.raises(ImageError, match="not an image of a known format"):
         read_image(encoded(Image.fromarray(gradient()), "ICO", sizes=[(16, 16)]))
 
 
@@ -177,7 +177,7 @@ def test_pixel_limit_is_checked_before_decoding(monkeypatch: pytest.MonkeyPatch,
     assert read_image(path, max_pixels=5000).size == (100, 50)
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", lambda *_: pytest.fail("decoded"))
     with pytest.raises(
-        PictureError, match=r"large\.png cannot be read: it has 100 x 50 pixels, more than the limit of 4,999"
+        ImageError, match=r"large\.png cannot be read: it has 100 x 50 pixels, more than the limit of 4,999"
     ):
         read_image(path, max_pixels=4999)
 
@@ -192,7 +192,7 @@ def test_no_warnings_and_the_users_filters_stay(monkeypatch: pytest.MonkeyPatch)
             assert all(image.size == (100, 50) for image in pool.map(read_image, [data] * 64))
         assert list(warnings.filters) == before
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 2000)
-    with pytest.raises(PictureError, match="Pillow's own limit"):
+    with pytest.raises(ImageError, match="Pillow's own limit"):
         read_image(data)
 
 
@@ -202,5 +202,5 @@ def test_modes_that_pillow_cannot_convert_are_named(monkeypatch: pytest.MonkeyPa
 
     data = encoded(Image.new("L", (2, 2)), "PNG")
     monkeypatch.setattr(Image.Image, "convert", refuse)
-    with pytest.raises(PictureError, match="The image cannot be read: mode L cannot be turned into RGB"):
+    with pytest.raises(ImageError, match="The image cannot be read: mode L cannot be turned into RGB"):
         read_image(data)

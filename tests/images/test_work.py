@@ -13,7 +13,7 @@ from PIL import Image, ImageFile
 from PIL.GifImagePlugin import GifImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
-from kedge.errors import PictureError
+from kedge.errors import ImageError
 from kedge.images import MAX_PIXELS, read_image
 
 
@@ -43,7 +43,7 @@ def test_a_jpeg_of_very_many_scans_is_refused_undecoded(between: bytes, monkeypa
     bomb = with_scans(7000, 2000, between)
     assert len(bomb) < 1_000_000
     must_not_decode(monkeypatch)
-    with pytest.raises(PictureError, match=r"it has 2,00\d scans of 7000 x 7000 pixels, which is too much to decode"):
+    with pytest.raises(ImageError, match=r"it has 2,00\d scans of 7000 x 7000 pixels, which is too much to decode"):
         read_image(bomb)
 
 
@@ -64,7 +64,7 @@ def test_few_bytes_that_say_many_pixels_are_refused_undecoded(kind: str, monkeyp
     monkeypatch.setattr(ImageFile.ImageFile, "size", property(lambda image: (10_000, 10_000)))
     must_not_decode(monkeypatch)
     assert MAX_PIXELS == 10_000 * 10_000
-    with pytest.raises(PictureError, match=r"it says 10000 x 10000 pixels, which its [\d,]+ bytes cannot hold"):
+    with pytest.raises(ImageError, match=r"it says 10000 x 10000 pixels, which its [\d,]+ bytes cannot hold"):
         read_image(bytes(data))
 
 
@@ -93,7 +93,7 @@ def test_frames_are_never_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 MEMORY = """
 import resource, sys
 from pathlib import Path
-from kedge.errors import PictureError
+from kedge.errors import ImageError
 from kedge.images import Preprocessing, prefetch, read_image
 
 def peak():
@@ -102,7 +102,7 @@ def peak():
 def decode(file):
     try:
         return Preprocessing(size=32).to_pixels(read_image(file))
-    except PictureError:
+    except ImageError:
         return None
 
 files = sorted(Path(sys.argv[1]).iterdir())

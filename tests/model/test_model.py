@@ -13,7 +13,7 @@ from PIL import Image
 from torch import nn
 
 from kedge.encoders import build_encoder
-from kedge.errors import ConfigError, KedgeError, ModelError, PictureError
+from kedge.errors import ConfigError, ImageError, KedgeError, ModelError
 from kedge.images import Preprocessing
 from kedge.model import Model
 
@@ -165,11 +165,11 @@ def test_unreadable_pictures(model: Model, pixels: np.ndarray, tmp_path: Path) -
     Image.fromarray(pixels).save(path)
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
-    with pytest.raises(PictureError, match=r"cut\.png"):
+    with pytest.raises(ImageError, match=r"cut\.png"):
         model.embed([pixels, path, pixels])
-    with pytest.raises(PictureError, match="image 1 "):
+    with pytest.raises(ImageError, match="image 1 "):
         model.embed([pixels, Image.open(path)])
-    with pytest.raises(PictureError, match=r"none\.jpg"):
+    with pytest.raises(ImageError, match=r"none\.jpg"):
         model.embed(tmp_path / "none.jpg")
     with pytest.raises(ConfigError, match="batch_size"):
         model.embed(pixels, batch_size=0)

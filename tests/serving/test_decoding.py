@@ -14,7 +14,7 @@ import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
 
-from kedge.errors import PictureError
+from kedge.errors import ImageError
 from kedge.gallery import Gallery
 from kedge.images import Preprocessing, read_image
 from kedge.serving import decoding
@@ -60,9 +60,9 @@ def test_what_is_decoded_elsewhere_is_the_same(decoders: Decoders, stripe_files:
     for size in (8, 17, None):
         expected = Preprocessing(size=size).to_pixels(read_image(file))
         assert np.array_equal(decoders.pixels(file.read_bytes(), size), expected)
-    with pytest.raises(PictureError, match=r"^The image cannot be read: it is not an image of a known format\.$"):
+    with pytest.raises(ImageError, match=r"^The image cannot be read: it is not an image of a known format\.$"):
         decoders.pixels(b"certainly not", 8)
-    with pytest.raises(PictureError, match="more than the limit of 50,000,000"):
+    with pytest.raises(ImageError, match="more than the limit of 50,000,000"):
         decoders.pixels(b"P6 9000 9000 255 " + bytes(60_000), 8)
 
 
@@ -76,7 +76,7 @@ def test_what_is_decoded_elsewhere_is_the_same(decoders: Decoders, stripe_files:
 )
 def test_a_bad_picture_ends_alone(decoders: Decoders, query: Query, content: bytes, sentence: str) -> None:
     for _ in range(2):
-        with pytest.raises(PictureError, match=f"^The image cannot be read: {sentence}.$"):
+        with pytest.raises(ImageError, match=f"^The image cannot be read: {sentence}.$"):
             decoders.pixels(content, 8)
         assert decoders.pixels(query("level"), 8).shape == (3, 8, 8)
 

@@ -61,7 +61,7 @@ def _command() -> str:
 
 
 def _build_gallery(folder: Path, model: Model, dataset: Dataset) -> None:
-    from kedge.datasets.files import write_pictures
+    from kedge.datasets.folder import write_pictures
     from kedge.gallery import Gallery
 
     gallery = Gallery.create(folder / "gallery", model, thumbnails=64)
@@ -81,7 +81,7 @@ def sample(
     photos/ has nine classes, queries/ other images of the same nine, strangers/ images of a tenth.
     """
     from kedge.datasets import sample as load
-    from kedge.datasets.files import write_pictures
+    from kedge.datasets.folder import write_pictures
     from kedge.errors import DataError
 
     for name in ("photos", "queries", "strangers"):

@@ -1,4 +1,4 @@
-"""What every loader returns: two splits of uint8 pictures of one size, and the names of their classes."""
+"""What every loader returns: two splits of uint8 images of one size, and the names of their classes."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Indices = Sequence[int] | np.ndarray | Tensor
 
 @dataclass(frozen=True, eq=False)
 class ImageSplit:
-    """One split: pictures, M x 3 x H x W, in memory or memory-mapped, and a label for each.
+    """One split: images, M x 3 x H x W, in memory or memory-mapped, and a label for each.
 
-    With ``rows`` it is a view: picture i is ``images[rows[i]]``, while labels and paths are the view's own.
+    With ``rows`` it is a view: image i is ``images[rows[i]]``, while labels and paths are the view's own.
     A torch DataLoader fetches whole batches from it (``__getitems__``): give it an identity ``collate_fn``.
     """
 
@@ -38,13 +38,12 @@ class ImageSplit:
             raise DataError(
                 f"images must be uint8 of shape M x 3 x H x W, not {self.images.dtype} {self.images.shape}."
             )
-        if self.labels.ndim != 1 or not np.issubdtype(self.labels.dtype, np.integer):
-            raise DataError(f"labels must be one row of integers, not {self.labels.dtype} {self.labels.shape}.")
+        for name, numbers in {"labels": self.labels, "rows": self.rows}.items():
+            if numbers is not None and (numbers.ndim != 1 or not np.issubdtype(numbers.dtype, np.integer)):
+                raise DataError(f"{name} must be one row of integers, not {numbers.dtype} {numbers.shape}.")
         object.__setattr__(self, "labels", self.labels.astype(np.int64, copy=False))
         count = len(self.images)
         if self.rows is not None:
-            if self.rows.ndim != 1 or not np.issubdtype(self.rows.dtype, np.integer):
-                raise DataError(f"rows must be one row of integers, not {self.rows.dtype} {self.rows.shape}.")
             if len(self.rows) and not (self.rows.min() >= 0 and self.rows.max() < count):
                 raise DataError(f"rows must lie between 0 and {count - 1}: there are {count} images.")
             count = len(self.rows)
@@ -61,26 +60,27 @@ class ImageSplit:
         return self.images.shape[2], self.images.shape[3]
 
     def take(self, indices: Indices) -> Tensor:
-        """The pictures at these indices: uint8, B x 3 x H x W."""
+        """The images at these indices: uint8, B x 3 x H x W."""
         chosen = _as_array(indices)
         return torch.from_numpy(np.asarray(self.images[chosen if self.rows is None else self.rows[chosen]]))
 
     def subset(self, indices: Indices) -> ImageSplit:
-        """A view of some of the pictures; nothing is copied."""
+        """A view of some of the images; nothing is copied."""
         chosen = _as_array(indices)
         rows = np.arange(len(self)) if self.rows is None else self.rows
         paths = None if self.paths is None else tuple(self.paths[index] for index in chosen)
         return ImageSplit(self.images, self.labels[chosen], rows[chosen], paths)
 
     def __getitems__(self, indices: Indices) -> tuple[Tensor, Tensor]:
-        """A batch: pictures and their labels."""
+        """A batch: images and their labels."""
         return self.take(indices), torch.from_numpy(self.labels[_as_array(indices)])
 
     def __reduce__(self) -> tuple[Callable[..., ImageSplit], tuple[Any, ...]]:
         """Send a memory-mapped file to other processes by its name; numpy would send its contents."""
         images: Any = self.images
+        # A slice of a mapped file (its base is mapped too) does not say where in the file it begins.
         if type(images) is np.memmap and type(images.base) is not np.memmap and images.filename is not None:
-            images = _MappedFile(Path(images.filename), images.shape, images.offset)
+            images = Path(images.filename), np.uint8, "r", images.offset, images.shape
         return _rebuild, (images, self.labels, self.rows, self.paths)
 
 
@@ -88,7 +88,7 @@ class ImageSplit:
 class Dataset:
     """Named classes, a training and a test split. ``flip`` is False where mirroring changes the class.
 
-    ``skipped`` lists pictures that could not be used: path and reason.
+    ``skipped`` lists images that could not be used: path and reason.
     """
 
     name: str
@@ -105,18 +105,18 @@ class Dataset:
             twice = next(name for i, name in enumerate(self.classes) if name in self.classes[:i])
             raise DataError(f"{self.name} has two classes named {twice!r}: give every class its own name.")
         if len(self.train) == 0:
-            raise DataError(f"{self.name} has no training pictures.")
-        for split, pictures in {"train": self.train, "test": self.test}.items():
-            bad = np.flatnonzero((pictures.labels < 0) | (pictures.labels >= len(self.classes)))
+            raise DataError(f"{self.name} has no training images.")
+        for name, split in {"train": self.train, "test": self.test}.items():
+            bad = np.flatnonzero((split.labels < 0) | (split.labels >= len(self.classes)))
             if len(bad):
                 raise DataError(
-                    f"The {split} labels of {self.name} must lie between 0 and {len(self.classes) - 1}: "
-                    f"found {pictures.labels[bad[0]]} in row {bad[0]}."
+                    f"The {name} labels of {self.name} must lie between 0 and {len(self.classes) - 1}: "
+                    f"found {split.labels[bad[0]]} in row {bad[0]}."
                 )
         if self.train.size != self.test.size:
             raise DataError(
-                f"All pictures of {self.name} must have one size: training pictures have {self.train.size}, "
-                f"test pictures {self.test.size}."
+                f"All images of {self.name} must have one size: training images have {self.train.size}, "
+                f"test images {self.test.size}."
             )
 
     def fingerprint(self) -> str:
@@ -126,26 +126,16 @@ class Dataset:
     @cached_property
     def _fingerprint(self) -> str:
         digest = hashlib.sha256()
-        for pictures in (self.train, self.test):
-            digest.update(repr((len(pictures), pictures.size)).encode())
-            digest.update(pictures.labels.astype("<i8").tobytes())
-            for start in range(0, len(pictures), 1024):
-                batch = pictures.take(np.arange(start, min(start + 1024, len(pictures))))
-                digest.update(batch.numpy().data)
+        for split in (self.train, self.test):
+            digest.update(repr((len(split), split.size)).encode())
+            digest.update(split.labels.astype("<i8").tobytes())
+            for start in range(0, len(split), 1024):
+                digest.update(split.take(np.arange(start, min(start + 1024, len(split)))).numpy().data)
         return digest.hexdigest()[:16]
 
 
-@dataclass(frozen=True)
-class _MappedFile:
-    path: Path
-    shape: tuple[int, ...]
-    offset: int
-
-
-def _rebuild(images: np.ndarray | _MappedFile, *rest: Any) -> ImageSplit:
-    if isinstance(images, _MappedFile):
-        images = np.memmap(images.path, np.uint8, "r", images.offset, images.shape)
-    return ImageSplit(images, *rest)
+def _rebuild(images: np.ndarray | tuple[Any, ...], *rest: Any) -> ImageSplit:
+    return ImageSplit(np.memmap(*images) if isinstance(images, tuple) else images, *rest)
 
 
 def _as_array(indices: Indices) -> np.ndarray:

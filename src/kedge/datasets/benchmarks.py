@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
 
 from kedge.datasets.base import Dataset, ImageSplit
-from kedge.datasets.cache import decode
 from kedge.datasets.download import Source, data_root, fetch, obtain, read_lines
+from kedge.datasets.folder import from_files
 from kedge.deps import require
 from kedge.errors import DataError
 from kedge.images import list_images
@@ -53,23 +54,20 @@ def tiny_imagenet(root: str | Path | None = None, source: Source = TINY_IMAGENET
     folder = obtain(source, data_root(root) / "tiny-imagenet-200")
     identifiers = sorted(line.strip() for line in read_lines(folder, "wnids.txt"))
     words = dict(line.split("\t", 1) for line in read_lines(folder, "words.txt") if "\t" in line)
-    first = [words.get(identifier, identifier).partition(",")[0].strip() for identifier in identifiers]
+    first = {name: words.get(name, name).partition(",")[0].strip() for name in identifiers}
     # The first word for each class; where two classes share it, the identifier tells them apart.
-    names = [
-        name if first.count(name) == 1 else f"{name} ({identifier})"
-        for name, identifier in zip(first, identifiers, strict=True)
-    ]
+    counts = Counter(first.values())
+    classes = {name: word if counts[word] == 1 else f"{word} ({name})" for name, word in first.items()}
     train = [(file, name) for name in identifiers for file in list_images(folder / "train" / name)]
     notes = (line.split("\t") for line in read_lines(folder, "val/val_annotations.txt"))
     test = [(folder / "val" / "images" / file, name) for file, name, *_ in notes]
-    return _from_files("tiny_imagenet", folder, identifiers, names, train, test, 64, root)
+    return from_files("tiny_imagenet", folder, train, test, 64, classes=classes, root=root)
 
 
 def food101(root: str | Path | None = None, size: int = 224, source: Source = FOOD101) -> Dataset:
     """Food-101: 75,750 training and 25,250 test photographs of 101 dishes (4.7 GB; 14 GiB decoded at 224)."""
     folder = obtain(source, data_root(root) / "food-101")
-    identifiers = read_lines(folder, "meta/classes.txt")
-    names = [identifier.replace("_", " ") for identifier in identifiers]
+    classes = {name: name.replace("_", " ") for name in read_lines(folder, "meta/classes.txt")}
     train, test = (
         [
             (folder / "images" / f"{line}.jpg", line.partition("/")[0])
@@ -77,7 +75,7 @@ def food101(root: str | Path | None = None, size: int = 224, source: Source = FO
         ]
         for split in ("train", "test")
     )
-    return _from_files("food101", folder, identifiers, names, train, test, size, root)
+    return from_files("food101", folder, train, test, size, classes=classes, root=root)
 
 
 def _cifar_records(path: Path) -> ImageSplit:
@@ -92,7 +90,7 @@ def _cifar_records(path: Path) -> ImageSplit:
 
 def _matlab_split(folder: Path, source: Source) -> ImageSplit:
     scipy_io = require("scipy.io", extra="svhn", purpose="SVHN, which comes as Matlab files,")
-    path = fetch(source.url, folder / source.filename, checksum=source.checksum)
+    path = fetch(source, folder)
     try:
         contents = scipy_io.loadmat(path, variable_names=("X", "y"))
         images, labels = contents["X"], contents["y"].reshape(-1)
@@ -101,34 +99,3 @@ def _matlab_split(folder: Path, source: Source) -> ImageSplit:
     labels = labels.astype(np.int64)
     labels[labels == 10] = 0  # the files call the digit 0 "10"
     return ImageSplit(np.ascontiguousarray(images.transpose(3, 2, 0, 1)), labels)
-
-
-def _from_files(
-    name: str,
-    folder: Path,
-    identifiers: Sequence[str],
-    classes: Sequence[str],
-    train: Sequence[tuple[Path, str]],
-    test: Sequence[tuple[Path, str]],
-    size: int,
-    root: str | Path | None,
-) -> Dataset:
-    """Image files, each with the identifier of its class, decoded once."""
-    label_of = {identifier: label for label, identifier in enumerate(identifiers)}
-    listed = [*train, *test]
-    try:
-        labels = np.array([label_of[identifier] for _, identifier in listed], dtype=np.int64)
-    except KeyError as error:
-        raise DataError(
-            f"{folder} is not whole (its list of classes has no {error}): delete it to have it made again."
-        ) from error
-    decoded = decode(folder, [file for file, _ in listed], size, root)
-    train_rows = decoded.rows[decoded.rows < len(train)]
-    test_rows = decoded.rows[decoded.rows >= len(train)]
-    return Dataset(
-        name,
-        tuple(classes),
-        decoded.split(train_rows, labels[train_rows]),
-        decoded.split(test_rows, labels[test_rows]),
-        skipped=decoded.skipped,
-    )

@@ -1,30 +1,20 @@
-"""Rebuilds the bundled sample from Fashion-MNIST's four idx files.
+"""Rebuilds the bundled sample from Fashion-MNIST, which torchvision downloads into a folder if need be.
 
-    python -m kedge.datasets.build_sample /usr/share/datasets/fashion-mnist src/kedge/datasets/sample
-
-That folder is where Debian's package ``dataset-fashion-mnist`` puts them.
+python -m kedge.datasets.build_sample FOLDER src/kedge/datasets/sample
 """
 
 from __future__ import annotations
 
-import gzip
 import sys
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
+from torchvision.datasets import FashionMNIST
 
 from kedge.datasets.sample import COLUMNS, PER_CLASS
 
 SEED = 0
-
-
-def read_idx(path: Path) -> np.ndarray:
-    """The array in a gzipped idx file of unsigned bytes."""
-    data = gzip.decompress(path.read_bytes())
-    dimensions = data[3]
-    shape = np.frombuffer(data, ">i4", dimensions, offset=4)
-    return np.frombuffer(data, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
 
 
 def choose(labels: np.ndarray, per_class: int) -> np.ndarray:
@@ -35,21 +25,14 @@ def choose(labels: np.ndarray, per_class: int) -> np.ndarray:
     return np.concatenate([np.sort(rows) for rows in chosen])
 
 
-def sheet(images: np.ndarray) -> Image.Image:
-    """Images side by side, ``COLUMNS`` to a row."""
-    count, height, width = images.shape
-    rows = count // COLUMNS
-    grid = images.reshape(rows, COLUMNS, height, width).transpose(0, 2, 1, 3)
-    return Image.fromarray(np.ascontiguousarray(grid.reshape(rows * height, COLUMNS * width)))
-
-
 def main(source: str, destination: str) -> None:
-    """Write one lossless sheet per split."""
-    for split, prefix in {"train": "train", "test": "t10k"}.items():
-        images = read_idx(Path(source) / f"{prefix}-images-idx3-ubyte.gz")
-        labels = read_idx(Path(source) / f"{prefix}-labels-idx1-ubyte.gz")
-        rows = choose(labels, PER_CLASS[split])
-        sheet(images[rows]).save(Path(destination) / f"{split}.png", optimize=True)
+    """Write one lossless sheet per split: images side by side, ``COLUMNS`` to a row."""
+    for split in ("train", "test"):
+        mnist = FashionMNIST(source, train=split == "train", download=True)
+        images = mnist.data.numpy()[choose(mnist.targets.numpy(), PER_CLASS[split])]
+        side = images.shape[1]
+        grid = images.reshape(-1, COLUMNS, side, side).transpose(0, 2, 1, 3).reshape(-1, COLUMNS * side)
+        Image.fromarray(np.ascontiguousarray(grid)).save(Path(destination) / f"{split}.png", optimize=True)
 
 
 if __name__ == "__main__":

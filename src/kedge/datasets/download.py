@@ -4,31 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import http.client
-import io
 import os
 import shutil
-import stat
 import tarfile
 import tempfile
 import time
-import urllib.error
-import urllib.request
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, BinaryIO
+from typing import Any, BinaryIO
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
+from rich.progress import wrap_file
 
 from kedge.console import stderr
 from kedge.errors import DataError, DownloadError
@@ -40,7 +31,6 @@ ATTEMPTS = 4
 PAUSE = 1.0
 """Seconds before the second attempt; it doubles with each further one."""
 _TIMEOUT = 30.0
-_CHUNK = 1 << 20
 _allowed: ContextVar[bool] = ContextVar("downloads", default=True)
 
 
@@ -56,6 +46,12 @@ class Source:
         """The file's name, as in the URL."""
         return PurePosixPath(self.url).name
 
+    def matches(self, stream: Any) -> bool:
+        """Whether the stream holds this file, whole."""
+        algorithm, _, digest = self.checksum.partition(":")
+        stream.seek(0)
+        return hashlib.file_digest(stream, algorithm).hexdigest() == digest
+
 
 def data_root(root: str | Path | None = None) -> Path:
     """Where datasets are kept: ``root``, or $KEDGE_DATA, or ~/.cache/kedge/datasets."""
@@ -65,7 +61,7 @@ def data_root(root: str | Path | None = None) -> Path:
 def obtain(source: Source, folder: Path) -> Path:
     """The folder with an archive's contents: fetched and extracted beside it unless it is there already."""
     if not folder.is_dir():
-        extract(fetch(source.url, folder.parent / source.filename, checksum=source.checksum), folder)
+        extract(fetch(source, folder.parent), folder)
     return folder
 
 
@@ -89,174 +85,100 @@ def read_lines(folder: Path, name: str) -> list[str]:
         ) from error
 
 
-def fetch(url: str, destination: str | Path, *, checksum: str) -> Path:
-    """Download a file, unless it is there already; either way its checksum is verified.
+def fetch(source: Source, folder: Path) -> Path:
+    """Download a file into a folder, unless it is there already; either way its checksum is verified.
 
-    A transfer that breaks off is resumed where the server can. The file appears under its name only when
-    it is complete; nothing is left behind otherwise.
+    The file appears under its name only when it is complete; nothing is left behind otherwise.
     """
-    destination = Path(destination)
-    if destination.exists():
-        with destination.open("rb") as stream:
-            found = _checksum(stream, checksum)
-        if found != checksum:
-            raise DownloadError(
-                f"{destination} is damaged (checksum {found}, not {checksum}): delete it to have it fetched again."
-            )
-        return destination
-    if not _allowed.get():
-        raise DownloadError(f"{destination} is not there, and nothing is downloaded for this.")
-    by_hand = f"check the network, or put the file there by hand: {destination} ({checksum})"
+    destination = folder / source.filename
+    by_hand = f"check the network, or put the file there by hand: {destination} ({source.checksum})"
     try:
-        destination.parent.mkdir(parents=True, exist_ok=True)
+        if destination.exists():
+            with destination.open("rb") as stream:
+                if source.matches(stream):
+                    return destination
+            raise DownloadError(
+                f"{destination} is damaged (its checksum is not {source.checksum}): delete it to have it fetched again."
+            )
+        if not _allowed.get():
+            raise DownloadError(f"{destination} is not there, and nothing is downloaded for this.")
+        folder.mkdir(parents=True, exist_ok=True)
         with atomic_write(destination) as stream:
-            _transfer(url, stream)
-            if (found := _checksum(stream, checksum)) != checksum:
-                raise DownloadError(f"{url} arrived damaged (checksum {found}); {by_hand}.")
+            _transfer(source.url, stream)
+            if not source.matches(stream):
+                raise DownloadError(f"{source.url} arrived damaged; {by_hand}.")
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise DownloadError(f"{url} could not be fetched ({_reason(error)}); {by_hand}.") from error
+        reason = getattr(error, "reason", None) or str(error) or type(error).__name__
+        raise DownloadError(f"{source.url} could not be fetched ({reason}); {by_hand}.") from error
     return destination
 
 
-def extract(archive: str | Path, destination: str | Path) -> Path:
+def extract(archive: Path, destination: Path) -> Path:
     """Unpack a tar or zip archive into a folder that appears only when it is complete.
 
-    Where the archive holds a single folder, that folder becomes the destination. Members that point outside
-    (absolute paths, "..") and links are refused.
+    Where the archive holds a single folder, that folder becomes the destination. Nothing is written outside it,
+    whatever the archive's members are called or link to.
     """
-    archive, destination = Path(archive), Path(destination)
     try:
-        with tempfile.TemporaryDirectory(dir=destination.parent, prefix=f".{destination.name}.") as temporary:
-            unpacked = Path(temporary) / "unpacked"
-            unpacked.mkdir()
-            for name, content in _members(archive):
-                target = unpacked.joinpath(*_safe_parts(name, archive))
-                target.parent.mkdir(parents=True, exist_ok=True)
-                with target.open("wb") as stream:
-                    shutil.copyfileobj(content, stream)
+        with (
+            tempfile.TemporaryDirectory(dir=destination.parent, prefix=f".{destination.name}.") as temporary,
+            stderr().status(f"unpacking {archive.name}"),
+        ):
+            unpacked = Path(temporary, "unpacked")
+            if zipfile.is_zipfile(archive):
+                with zipfile.ZipFile(archive) as members:
+                    members.extractall(unpacked)
+            else:
+                with tarfile.open(archive) as tar:
+                    tar.extractall(unpacked, filter="data")
             inside = list(unpacked.iterdir())
-            whole = inside[0] if len(inside) == 1 and inside[0].is_dir() else unpacked
-            _move(whole, destination)
+            try:
+                (inside[0] if len(inside) == 1 and inside[0].is_dir() else unpacked).rename(destination)
+            except OSError:
+                if not destination.is_dir():  # else another process was faster, with the same contents
+                    raise
     except (OSError, EOFError, tarfile.TarError, zipfile.BadZipFile) as error:
         raise DownloadError(
-            f"{archive} could not be unpacked ({_reason(error)}): check the free space, "
+            f"{archive} could not be unpacked ({str(error) or type(error).__name__}): check the free space, "
             "or delete it to have it fetched again."
         ) from error
     return destination
 
 
 def _transfer(url: str, part: BinaryIO) -> None:
-    with _progress(TransferSpeedColumn(), TimeRemainingColumn()) as progress:
-        task = progress.add_task(PurePosixPath(url).name, total=None)
-        for attempt in range(ATTEMPTS):
-            try:
-                for received, total in _receive(url, part):
-                    progress.update(task, completed=received, total=total)
-                return
-            except (OSError, http.client.HTTPException) as error:
-                refused = isinstance(error, urllib.error.HTTPError) and error.code < 500 and error.code != 429
-                if refused or isinstance(error, PermissionError) or attempt == ATTEMPTS - 1:
-                    raise
-                time.sleep(PAUSE * 2**attempt)
+    """Download in a few attempts, each of which goes on where the one before broke off."""
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            _receive(url, part)
+            return
+        except (OSError, http.client.HTTPException) as error:
+            code = error.code if isinstance(error, HTTPError) else 500
+            if code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+                part.truncate(0)
+            elif code < 500 and code != http.HTTPStatus.TOO_MANY_REQUESTS:
+                raise
+            if attempt == ATTEMPTS:
+                raise
+            time.sleep(PAUSE * 2 ** (attempt - 1))
 
 
-def _receive(url: str, part: BinaryIO) -> Iterator[tuple[int, int | None]]:
-    """Append what is missing to ``part``; yields the bytes there are and the bytes there will be."""
+def _receive(url: str, part: BinaryIO) -> None:
+    """Append what is missing to ``part``."""
     have = part.seek(0, os.SEEK_END)
-    request = urllib.request.Request(url, headers={"User-Agent": "kedge"})
-    if have:
-        request.add_header("Range", f"bytes={have}-")
-    try:
-        response = urllib.request.urlopen(request, timeout=_TIMEOUT)
-    except urllib.error.HTTPError as error:
-        if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and have:
-            part.truncate(0)
-            raise ConnectionError("the server cannot resume the transfer") from error
-        raise
-    with response:
-        resumed = response.headers.get("Content-Range", "").startswith(f"bytes {have}-")
-        if not (have and response.status == http.HTTPStatus.PARTIAL_CONTENT and resumed):
-            part.truncate(0)
-            have = part.seek(0)
-        length = response.headers.get("Content-Length")
-        total = have + int(length) if length is not None else None
-        while chunk := response.read(_CHUNK):
-            part.write(chunk)
-            have += len(chunk)
-            yield have, total
-        if total is not None and have < total:
-            raise ConnectionError(f"the connection broke off after {have:,} of {total:,} bytes")
-
-
-def _checksum(stream: io.BufferedReader | io.BufferedRandom, like: str) -> str:
-    algorithm = like.partition(":")[0]
-    if algorithm not in ("md5", "sha256"):
-        raise ValueError(f"checksum must start with md5: or sha256:, not {like!r}")
-    stream.seek(0)
-    return f"{algorithm}:{hashlib.file_digest(stream, algorithm).hexdigest()}"
-
-
-def _members(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
-    """Names and contents of an archive's files, with a progress bar over the archive's bytes."""
-    with archive.open("rb") as raw, _progress() as progress:
-        task = progress.add_task(f"unpacking {archive.name}", total=archive.stat().st_size)
-        members = _zip_members(raw, archive) if zipfile.is_zipfile(raw) else _tar_members(raw, archive)
-        for member in members:
-            yield member
-            progress.update(task, completed=raw.tell())
-
-
-def _tar_members(raw: BinaryIO, archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
-    raw.seek(0)
-    with tarfile.open(fileobj=raw, mode="r:*") as tar:
-        for member in tar:
-            if member.isdir():
-                continue
-            content = tar.extractfile(member) if member.isfile() else None
-            if content is None:
-                raise DownloadError(f"{archive} was refused: {member.name!r} in it is a link or a device.")
-            yield member.name, content
-
-
-def _zip_members(raw: BinaryIO, archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
-    with zipfile.ZipFile(raw) as whole:
-        for member in whole.infolist():
-            if member.is_dir():
-                continue
-            if stat.S_ISLNK(member.external_attr >> 16):
-                raise DownloadError(f"{archive} was refused: {member.filename!r} in it is a link.")
-            with whole.open(member) as content:
-                yield member.filename, content
-
-
-def _safe_parts(name: str, archive: Path) -> tuple[str, ...]:
-    path = PurePosixPath(name.replace("\\", "/"))
-    if path.is_absolute() or ".." in path.parts or ":" in path.parts[0]:
-        raise DownloadError(f"{archive} was refused: {name!r} in it points outside the folder.")
-    return path.parts
-
-
-def _move(whole: Path, destination: Path) -> None:
-    try:
-        whole.rename(destination)
-    except OSError:
-        if not destination.is_dir():  # else another process was faster, with the same contents
-            raise
-
-
-def _progress(*columns: BarColumn | TransferSpeedColumn | TimeRemainingColumn) -> Progress:
-    console = stderr()
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        *columns,
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-
-
-def _reason(error: Exception) -> str:
-    reason = error.reason if isinstance(error, urllib.error.URLError) else error
-    return str(reason) or type(error).__name__
+    request = Request(url, headers={"User-Agent": "kedge"} | ({"Range": f"bytes={have}-"} if have else {}))
+    with urlopen(request, timeout=_TIMEOUT) as response:
+        if response.status != http.HTTPStatus.PARTIAL_CONTENT:  # from the start
+            part.truncate(have := part.seek(0))
+        total = have + int(response.headers.get("Content-Length", 0))
+        console = stderr()
+        with wrap_file(
+            response,
+            total - have,
+            description=PurePosixPath(url).name,
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        ) as stream:
+            shutil.copyfileobj(stream, part)
+        if part.tell() < total:
+            raise ConnectionError(f"the connection broke off after {part.tell():,} of {total:,} bytes")

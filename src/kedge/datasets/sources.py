@@ -1,12 +1,14 @@
-"""What Kedge asks of a dataset that somebody has already: images with labels, one by one; PyTorch's give them so."""
+"""What Kedge asks of a dataset that somebody has already, PyTorch's or Hugging Face's: images and labels by number."""
 
 from __future__ import annotations
 
 import io
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -15,10 +17,12 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import IterableDataset, Subset
 
-from kedge.errors import DataError, PictureError
-from kedge.images import to_rgb, upright
+from kedge.datasets.cache import file_state
+from kedge.deps import require
+from kedge.errors import DataError, DownloadError, ImageError
+from kedge.images import read_image, to_rgb, upright
 
-__all__ = ["Label", "Source", "TorchSource"]
+__all__ = ["HuggingFaceSource", "Label", "Source", "TorchSource", "is_huggingface", "load_huggingface"]
 
 Label = int | str | None
 
@@ -32,29 +36,29 @@ class Source(ABC):
 
     @abstractmethod
     def __len__(self) -> int:
-        """How many pictures there are."""
+        """How many images there are."""
 
     @abstractmethod
     def read(self, row: int) -> tuple[Image.Image, Label]:
-        """A picture, upright RGB, and its label; a PictureError if it cannot be read."""
+        """An image, upright RGB, and its label; an ImageError if it cannot be read."""
 
     @abstractmethod
     def labels(self) -> list[Label]:
-        """The labels of all pictures; None where there is none."""
+        """The labels of all images; None where there is none."""
 
     @property
     def identity(self) -> Any:
-        """Plain values that change when the pictures do; None where only a look at all of them could tell."""
+        """Plain values that change when the images do; None where only a look at all of them could tell."""
         return None
 
     def content(self, row: int) -> bytes:
-        """A picture as a file would hold it."""
+        """An image as a file would hold it."""
         stream = io.BytesIO()
         self.read(row)[0].save(stream, "PPM")
         return stream.getvalue()
 
     def path(self, row: int) -> str | None:
-        """The file a picture comes from, where that is on this machine and holds just the picture."""
+        """The file an image comes from, where that is on this machine and holds just the image."""
         del row
         return None
 
@@ -78,29 +82,28 @@ class TorchSource(Source):
             inner = inner.dataset
         self.name = type(inner).__name__
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
-            raise DataError(f"{self.name} cannot be asked for a picture by number: pass a map-style dataset.")
+            raise DataError(f"{self.name} cannot be asked for an image by number: pass a map-style dataset.")
         self.dataset = dataset
         classes = getattr(inner, "classes", None)
         if isinstance(classes, Sequence) and not isinstance(classes, str):
-            self.classes = tuple(name if isinstance(name, str) else str(name) for name in classes)
-        self._alone = threading.Lock()
+            self.classes = tuple(map(str, classes))
+        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def read(self, row: int) -> tuple[Image.Image, Label]:
-        """A picture and its label; one at a time, since a dataset may read from one open file."""
+        """An image and its label; one at a time, since a dataset may read from one open file."""
         try:
-            with self._alone:
+            with self._lock:
                 item = self.dataset[row]
         except (OSError, SyntaxError) as error:  # what Pillow makes of a damaged file
-            raise PictureError(f"{self._item(row)} cannot be read: {error}") from error
+            raise ImageError(f"{self._item(row)} cannot be read: {error}") from error
         except Exception as error:
             raise DataError(f"{self._item(row)} cannot be had ({type(error).__name__}: {error}).") from error
         if not isinstance(item, (tuple, list)) or len(item) < 2:
-            found = type(item).__name__
-            raise DataError(f"{self._item(row)} must be a picture and its label, found a {found}.")
-        return self._picture(item[0], row), self._label(item[1], row)
+            raise DataError(f"{self._item(row)} must be an image and its label, found a {type(item).__name__}.")
+        return self._image(item[0], row), self._label(item[1], row)
 
     def labels(self) -> list[Label]:
         """All labels: as torchvision's datasets tell them (``targets``), else with a look at every item."""
@@ -111,38 +114,41 @@ class TorchSource(Source):
         return [self.read(row)[1] for row in range(len(self))]
 
     def path(self, row: int) -> str | None:
-        """The file, where the dataset is one of torchvision's folders and shows pictures as they are."""
+        """The file, where the dataset is one of torchvision's folders and shows images as they are."""
         samples = getattr(self.dataset, "samples", None)
         if getattr(self.dataset, "transform", None) is not None or not isinstance(samples, list):
             return None
         file = samples[row][0] if len(samples) == len(self) and isinstance(samples[row], tuple) else None
         return str(Path(file).absolute()) if isinstance(file, str) and Path(file).is_file() else None
 
-    def _picture(self, picture: Any, row: int) -> Image.Image:
-        if isinstance(picture, Image.Image):
-            try:
-                return to_rgb(upright(picture))
-            except (OSError, SyntaxError, ValueError) as error:
-                raise PictureError(f"{self._item(row)} cannot be read: {error}") from error
-        if not isinstance(picture, (Tensor, np.ndarray)):
-            found = type(picture).__name__
-            raise DataError(f"{self._item(row)} must begin with a PIL image or with uint8 pixels, found a {found}.")
-        shape = " x ".join(map(str, picture.shape))
-        if picture.dtype not in (torch.uint8, np.uint8):
+    def _image(self, image: Any, row: int) -> Image.Image:
+        if isinstance(image, (Tensor, np.ndarray)):
+            image = self._from_pixels(image, row)
+        if not isinstance(image, Image.Image):
             raise DataError(
-                f"{self._item(row)} is a picture of {str(picture.dtype).removeprefix('torch.')} ({shape}): leave "
+                f"{self._item(row)} must begin with a PIL image or with uint8 pixels, found a {type(image).__name__}."
+            )
+        try:
+            return to_rgb(upright(image))
+        except (OSError, SyntaxError, ValueError) as error:
+            raise ImageError(f"{self._item(row)} cannot be read: {error}") from error
+
+    def _from_pixels(self, pixels: Tensor | np.ndarray, row: int) -> Image.Image:
+        from torchvision.transforms.functional import to_pil_image
+
+        shape = " x ".join(map(str, pixels.shape))
+        if pixels.dtype not in (torch.uint8, np.uint8):
+            raise DataError(
+                f"{self._item(row)} is an image of {str(pixels.dtype).removeprefix('torch.')} ({shape}): leave "
                 "ToTensor and Normalize out of the dataset's transform, since Kedge takes PIL images or uint8 and "
                 "prepares them itself."
             )
-        pixels = picture.cpu().numpy() if isinstance(picture, Tensor) else picture
-        if isinstance(picture, Tensor) and picture.ndim == 3:
-            pixels = pixels.transpose(1, 2, 0)
-        if pixels.ndim == 3 and pixels.shape[2] == 1:
-            pixels = pixels[..., 0]
-        if 0 in pixels.shape or not (pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] == 3)):
-            wanted = "3 x H x W" if isinstance(picture, Tensor) else "H x W x 3"
-            raise DataError(f"{self._item(row)} must be a picture of {wanted} or H x W, found {shape}.")
-        return Image.fromarray(np.ascontiguousarray(pixels)).convert("RGB")
+        try:
+            image: Image.Image = to_pil_image(pixels)
+            return image
+        except (TypeError, ValueError) as error:
+            layout = "3 x H x W" if isinstance(pixels, Tensor) else "H x W x 3"
+            raise DataError(f"{self._item(row)} must be an image of {layout} or H x W, found {shape}.") from error
 
     def _label(self, label: Any, row: int) -> Label:
         single = isinstance(label, (Tensor, np.ndarray, np.generic)) and int(np.prod(label.shape)) == 1
@@ -153,3 +159,131 @@ class TorchSource(Source):
 
     def _item(self, row: int) -> str:
         return f"item {row} of {self.name}"
+
+
+class HuggingFaceSource(Source):
+    """One split of Hugging Face's: the files' bytes as they are stored, decoded by Kedge."""
+
+    def __init__(self, dataset: Any, image: str | None = None, label: str | None = None, name: str = "") -> None:
+        datasets = _library()
+        self.name = name or str(getattr(dataset.info, "dataset_name", None) or "huggingface")
+        if not isinstance(dataset, datasets.Dataset):
+            kind = type(dataset).__name__
+            raise DataError(f"{self.name} is a {kind}: load it without streaming, so that images have numbers.")
+        features = dataset.features
+        self.image = self._column(features, "image", image, datasets.Image)
+        self.label = self._column(features, "label", label, datasets.ClassLabel)
+        label_type = features[self.label]
+        self.classes = tuple(label_type.names) if isinstance(label_type, datasets.ClassLabel) else None
+        if not isinstance(features[self.image], datasets.Image):
+            raise DataError(f"the column {self.image!r} of {self.name} holds {features[self.image]}, not images.")
+        rows = dataset.with_format(None).select_columns([self.image, self.label])
+        self._rows = rows.cast_column(self.image, datasets.Image(decode=False))
+        self._fingerprint = dataset._fingerprint
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def read(self, row: int) -> tuple[Image.Image, Label]:
+        """An image and its label."""
+        values = self._row(row)
+        try:
+            image = read_image(_stored_bytes(values[self.image]))
+        except (OSError, ImageError) as error:
+            reason = str(error).removeprefix("The image cannot be read: ")
+            raise ImageError(f"row {row} of {self.name} cannot be read: {reason}") from error
+        return image, self._label(values[self.label])
+
+    def labels(self) -> list[Label]:
+        """The column of labels."""
+        return [self._label(label) for label in self._rows[self.label]]
+
+    def content(self, row: int) -> bytes:
+        """The stored file."""
+        return _stored_bytes(self._row(row)[self.image])
+
+    def path(self, row: int) -> str | None:
+        """The file, where the dataset only refers to it."""
+        image = self._row(row)[self.image] if self._has_references else None
+        is_reference = image and image["bytes"] is None and image["path"] and Path(image["path"]).is_file()
+        return str(Path(image["path"]).absolute()) if image and is_reference else None
+
+    @property
+    def identity(self) -> Any:
+        """The library's own fingerprint and, of files that are only referred to, their sizes and times."""
+        chunks = self._rows.data.column(self.image).chunks  # the bytes themselves are not looked at
+        references = [chunk.field("path").filter(chunk.field("bytes").is_null()) for chunk in chunks]
+        paths = [path for chunk in references for path in chunk.drop_null().to_pylist()]
+        return [self._fingerprint, self.image, self.label, [list(file_state(path, Path(path))) for path in paths]]
+
+    @cached_property
+    def _has_references(self) -> bool:
+        """Whether some images are not in the dataset itself."""
+        return any(chunk.field("bytes").null_count for chunk in self._rows.data.column(self.image).chunks)
+
+    def _row(self, row: int) -> Mapping[str, Any]:
+        with self._lock:
+            values: Mapping[str, Any] = self._rows[row]
+        return values
+
+    def _label(self, label: Any) -> Label:
+        if label is None or (self.classes is not None and label == -1):  # the Hub's way to hide test labels
+            return None
+        if isinstance(label, (int, str)) and not isinstance(label, bool):
+            return label
+        raise DataError(f"the column {self.label!r} of {self.name} must hold whole numbers or names, found {label!r}.")
+
+    def _column(self, features: Mapping[str, Any], option: str, column: str | None, kind: type) -> str:
+        """The column of that name or, without one, of that type; for labels, strings or one called so will do."""
+        if column is not None:
+            if column not in features:
+                raise DataError(
+                    f"{self.name} has no column {column!r}: dataset.{option} must be one of {', '.join(features)}."
+                )
+            return column
+        candidates = [name for name, feature in features.items() if isinstance(feature, kind)]
+        if not candidates and option == "label":
+            named = [name for name in ("label", "labels", "class") if name in features]
+            texts = ("string", "large_string")
+            candidates = named[:1] or [name for name in features if getattr(features[name], "dtype", "") in texts]
+        if len(candidates) == 1:
+            return candidates[0]
+        raise DataError(
+            f"{self.name} has {'several' if candidates else 'no'} {option} column{'s' if candidates else ''}: "
+            f"say which one with dataset.{option}=…, of {', '.join(candidates or features)}."
+        )
+
+
+def is_huggingface(source: Any) -> bool:
+    """Whether this is an object of the library `datasets`; it is not imported for that."""
+    return any(kind.__module__.partition(".")[0] == "datasets" for kind in type(source).__mro__)
+
+
+def load_huggingface(path: str, name: str | None, revision: str | None) -> Any:
+    """The library's object, from a folder or from the Hub."""
+    datasets, local = _library(), Path(path).expanduser()
+    if not local.is_dir() and path.startswith((".", "/", "~")):
+        raise DataError(f"There is no folder {path}: check dataset.path.")
+    try:
+        if (local / "dataset_dict.json").is_file() or (local / "state.json").is_file():
+            return datasets.load_from_disk(str(local))
+        return datasets.load_dataset(str(local) if local.is_dir() else path, name, revision=revision)
+    except Exception as error:  # the library, the Hub and the network raise errors of many kinds
+        reason = str(error).strip().split("\n")[0].rstrip(".:") or type(error).__name__
+        if local.is_dir():
+            raise DataError(f"{path} cannot be read as a Hugging Face dataset ({reason}).") from error
+        raise DownloadError(
+            f"The dataset {path} could not be had from the Hugging Face Hub ({reason}): check its name or, without a "
+            "network, load it elsewhere, save it with save_to_disk and pass that folder as dataset.path."
+        ) from error
+
+
+def _stored_bytes(image: Mapping[str, Any] | None) -> bytes:
+    if image is None:
+        raise ImageError("there is no image.")
+    return bytes(image["bytes"]) if image["bytes"] is not None else Path(image["path"]).read_bytes()
+
+
+def _library() -> ModuleType:
+    return require("datasets", extra="huggingface", purpose="A Hugging Face dataset")

@@ -20,29 +20,16 @@ _MIN_LENGTH = 1e-6
 """Shorter than that, a vector has no direction."""
 
 
-class BoundedHead(nn.Module):
-    """A linear layer whose input is bounded: no eigenvalue of that input's second moment exceeds ``GAIN**2``.
+class BatchNormHead(nn.Module):
+    """Batch normalisation without affine parameters, times ``GAIN / sqrt(width)``: features of one scale."""
 
-    The attractor is a squared loss, so that second moment is the curvature in the layer's weights, and an
-    optimizer is stable only while rate times largest eigenvalue stays small. Batch normalisation without
-    affine parameters gives each of the ``width`` features variance 1 at most; times ``GAIN / sqrt(width)``
-    the trace, and with it every eigenvalue, is at most ``GAIN**2``. Weight and bias start at zero.
-    """
-
-    def __init__(self, width: int, dim: int) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
         self.norm = nn.BatchNorm1d(width, affine=False)
         self.scale = GAIN / math.sqrt(width)
-        self.linear = nn.Linear(width, dim)
-        nn.init.zeros_(self.linear.weight)
-        nn.init.zeros_(self.linear.bias)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Embed ``features``."""
-        return self.linear(self.bounded(features))  # type: ignore[no-any-return]
-
-    def bounded(self, features: Tensor) -> Tensor:
-        """What the linear layer sees."""
+        """Normalise ``features``."""
         if self.training and features.shape[0] == 1:
             # One image has no variance: batch statistics would erase it, so the running ones serve.
             norm = self.norm
@@ -52,15 +39,24 @@ class BoundedHead(nn.Module):
         return normed * self.scale
 
 
-class BatchNormHead(nn.Module):
-    """Batch normalisation without affine parameters, times ``GAIN / sqrt(width)``: features of one scale."""
+class BoundedHead(BatchNormHead):
+    """A linear layer whose input is bounded: no eigenvalue of that input's second moment exceeds ``GAIN**2``.
 
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(width, affine=False)
-        self.scale = GAIN / math.sqrt(width)
+    The attractor is a squared loss, so that second moment is the curvature in the layer's weights, and an
+    optimizer is stable only while rate times largest eigenvalue stays small. Batch normalisation without
+    affine parameters gives each of the ``width`` features variance 1 at most; times ``GAIN / sqrt(width)``
+    the trace, and with it every eigenvalue, is at most ``GAIN**2``. Weight and bias start at zero.
+    """
 
-    forward = BoundedHead.bounded
+    def __init__(self, width: int, dim: int) -> None:
+        super().__init__(width)
+        self.linear = nn.Linear(width, dim)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Embed ``features``."""
+        return self.linear(super().forward(features))  # type: ignore[no-any-return]
 
 
 class L2NormHead(nn.Module):

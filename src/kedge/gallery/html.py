@@ -7,7 +7,7 @@ from contextlib import suppress
 from html import escape
 from pathlib import Path
 
-from kedge.errors import ConfigError, PictureError
+from kedge.errors import ConfigError, ImageError
 from kedge.gallery.gallery import Gallery
 from kedge.gallery.search import Hit, Result
 from kedge.images import is_url, read_image
@@ -73,7 +73,7 @@ def thumbnail(path: str | None, side: int, *, stored: bytes | None = None) -> st
         return '<div class="hole">no picture</div>'
     try:
         content = stored or make_thumbnail(read_image(path), side)
-    except PictureError:
+    except ImageError:
         return '<div class="hole">the picture cannot be read any more</div>'
     data = base64.b64encode(content).decode()
     return f'<img src="data:image/jpeg;base64,{data}" alt="{text(Path(path).name)}" loading="lazy">'

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kedge.datasets.external import sources_of
 from kedge.datasets.sources import Source
-from kedge.errors import ConfigError, DataError, PictureError
+from kedge.errors import ConfigError, DataError, ImageError
 from kedge.gallery.table import Table
 from kedge.images import Preprocessing, list_images, prefetch, read_image
 from kedge.images.io import make_thumbnail
@@ -94,7 +94,7 @@ class StoredImage:
         """What the file would hold; an OSError where it cannot be read."""
         try:
             return self.source.content(self.row)
-        except PictureError as error:
+        except ImageError as error:
             raise OSError(str(error)) from error
 
 
@@ -226,7 +226,7 @@ def decode(content: bytes, existing: ExistingItem | None, preprocessing: Preproc
         return Decoded()
     try:
         image = read_image(content)
-    except PictureError as error:
+    except ImageError as error:
         return Decoded(reason=str(error))
     # Resized here, in the decoding threads: a full-size image is far larger than what the encoder sees.
     thumbnail = make_thumbnail(image, thumbnails) if thumbnails else None

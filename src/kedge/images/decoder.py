@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from kedge.errors import PictureError
+from kedge.errors import ImageError
 from kedge.images.io import center_square, make_thumbnail, read_image
 
 __all__ = ["main"]
@@ -44,7 +44,7 @@ def _answer(order: dict[str, Any], content: bytes) -> tuple[dict[str, Any], byte
             return {}, make_thumbnail(image, order["thumbnail"])
         pixels = center_square(image, order["size"])
         return {"shape": pixels.shape}, pixels.tobytes()
-    except PictureError as error:
+    except ImageError as error:
         return {"error": str(error)}, b""
     except MemoryError:
         return {"error": "The image cannot be read: it takes too much memory."}, b""

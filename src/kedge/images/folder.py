@@ -22,7 +22,7 @@ def list_images(folder: str | Path) -> list[Path]:
     Links are followed, each folder is entered once. A link that leads nowhere is listed when its name is an
     image's, so that reading it reports it.
     """
-    return list(_walk(_existing(folder), seen=set()))
+    return list(_walk(_existing(folder), entered=set()))
 
 
 def list_classes(folder: str | Path) -> tuple[list[str], list[Path], list[int]]:
@@ -31,7 +31,7 @@ def list_classes(folder: str | Path) -> tuple[list[str], list[Path], list[int]]:
     files: list[Path] = []
     labels: list[int] = []
     for entry in _entries(_existing(folder)):
-        if images := (list_images(entry.path) if _is_folder(entry) else []):
+        if images := (list_images(entry.path) if Path(entry.path).is_dir() else []):
             if entry.name != entry.name.encode(errors="replace").decode():
                 raise DataError(f"The folder name {entry.name!a} in {folder} cannot be a class name: rename it.")
             labels.extend([len(classes)] * len(images))
@@ -49,16 +49,20 @@ def _existing(folder: str | Path) -> Path:
     return folder
 
 
-def _walk(folder: Path, seen: set[tuple[int, int]]) -> Iterator[Path]:
+def _walk(folder: Path, entered: set[tuple[int, int]]) -> Iterator[Path]:
     status = folder.stat()
-    if (status.st_dev, status.st_ino) in seen:
+    if (status.st_dev, status.st_ino) in entered:
         return
-    seen.add((status.st_dev, status.st_ino))
+    entered.add((status.st_dev, status.st_ino))
     for entry in _entries(folder):
-        if _is_folder(entry):
-            yield from _walk(Path(entry.path), seen)
-        elif Path(entry.name).suffix.lower() in EXTENSIONS and _is_file_or_broken_link(entry):
-            yield Path(entry.path)
+        path = Path(entry.path)
+        # Path takes a link to itself for one that leads nowhere; an entry would raise, but needs no look at the disk.
+        target = path if entry.is_symlink() else entry
+        if target.is_dir():
+            yield from _walk(path, entered)
+        # Not pipes and sockets, which are there but no files: opening one would wait for ever.
+        elif path.suffix.lower() in EXTENSIONS and (target.is_file() or not path.exists()):
+            yield path
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
@@ -67,18 +71,3 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
             return sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda e: e.name)
     except OSError as error:
         raise DataError(f"The folder {folder} cannot be opened ({error.strerror}).") from error
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link that leads back to itself
-        return False
-
-
-def _is_file_or_broken_link(entry: os.DirEntry[str]) -> bool:
-    """Not pipes and sockets: opening one would wait for ever."""
-    try:
-        return entry.is_file() or (entry.is_symlink() and not Path(entry.path).exists())
-    except OSError:
-        return entry.is_symlink()

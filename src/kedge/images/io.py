@@ -14,12 +14,12 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import cache
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from kedge.errors import PictureError
+from kedge.errors import ImageError
 
 __all__ = [
     "MAX_PIXELS",
@@ -35,6 +35,16 @@ __all__ = [
 MAX_PIXELS = 100_000_000
 MAX_DOWNLOAD = 64 * 2**20
 _FETCH_SECONDS = 20.0
+# Those of urllib that a redirect may lead to: no ftp, no files.
+_HTTP_ONLY = (
+    urllib.request.ProxyHandler,
+    urllib.request.HTTPHandler,
+    urllib.request.HTTPSHandler,
+    urllib.request.HTTPRedirectHandler,
+    urllib.request.HTTPDefaultErrorHandler,
+    urllib.request.HTTPErrorProcessor,
+    urllib.request.UnknownHandler,
+)
 _MAX_SCANNED = 2_000_000_000
 """Pixels that all scans of a JPEG may go over. A progressive one has some ten scans; it could have any number."""
 _LARGE = 16_000_000
@@ -63,23 +73,25 @@ def read_image(source: str | Path | bytes | BinaryIO, *, max_pixels: int = MAX_P
     The size is checked against ``max_pixels`` before any pixel is decoded, and so is the work that a JPEG's scans
     would be. (Pillow's own limit, ``2 * PIL.Image.MAX_IMAGE_PIXELS``, holds besides.) JPEGs whose sides have 4096
     pixels and more come out at a half, a quarter or an eighth of their size. Whatever is wrong with the file, the
-    error is a ``PictureError`` that names it.
+    error is an ``ImageError`` that names it.
     """
-    name = _name(source)
+    file = source if isinstance(source, str | Path) else getattr(source, "name", None)
+    name = file if isinstance(file, str | Path) else "The image"
     try:
         with _quiet(), ExitStack() as stack:
-            stream = _open(source, stack)
+            if isinstance(source, str | Path):
+                stream: BinaryIO = stack.enter_context(Path(source).open("rb"))
+            else:
+                stream = io.BytesIO(source) if isinstance(source, bytes) else source
+            if stream.seek(0, io.SEEK_END) == 0:
+                raise ImageError("it is empty (0 bytes)")
             image = stack.enter_context(Image.open(stream, formats=_formats()))
             _check_work(image, stream, max_pixels)
             image.draft(None, (_DRAFT, _DRAFT))
             with _one_large if image.width * image.height > _LARGE else nullcontext():
-                image.load()
-                # A broken EXIF block says nothing about the pixels, which are loaded already.
-                with suppress(Exception):
-                    ImageOps.exif_transpose(image, in_place=True)
-                return to_rgb(image)
+                return to_rgb(upright(image, in_place=True))
     except UnidentifiedImageError:
-        reason = "it is empty (0 bytes)" if _is_empty(source) else "it is not an image of a known format"
+        reason = "it is not an image of a known format"
     except Image.DecompressionBombError:
         reason = "it has more pixels than Pillow's own limit allows"
     except FileNotFoundError:
@@ -88,7 +100,7 @@ def read_image(source: str | Path | bytes | BinaryIO, *, max_pixels: int = MAX_P
         reason = "it is a folder"
     except Exception as error:  # a damaged file can make Pillow's readers raise almost anything
         reason = str(error).rstrip(".") or type(error).__name__
-    raise PictureError(f"{name} cannot be read: {reason}.")
+    raise ImageError(f"{name} cannot be read: {reason}.")
 
 
 def _check_work(image: Image.Image, stream: BinaryIO, max_pixels: int) -> None:
@@ -96,17 +108,17 @@ def _check_work(image: Image.Image, stream: BinaryIO, max_pixels: int) -> None:
     width, height = image.size
     pixels = width * height
     if pixels > max_pixels:
-        raise PictureError(
+        raise ImageError(
             f"it has {width} x {height} pixels, more than the limit of {max_pixels:,}; "
             "make it smaller, or raise max_pixels."
         )
     if pixels > _LARGE and pixels > _MAX_PER_BYTE * (size := stream.seek(0, io.SEEK_END)):
-        raise PictureError(f"it says {width} x {height} pixels, which its {size:,} bytes cannot hold.")
+        raise ImageError(f"it says {width} x {height} pixels, which its {size:,} bytes cannot hold.")
     if image.format in ("JPEG", "MPO"):
         stream.seek(0)
         scans = _count_scans(stream.read())
         if scans * pixels > _MAX_SCANNED:
-            raise PictureError(f"it has {scans:,} scans of {width} x {height} pixels, which is too much to decode.")
+            raise ImageError(f"it has {scans:,} scans of {width} x {height} pixels, which is too much to decode.")
 
 
 def _count_scans(data: bytes) -> int:
@@ -136,17 +148,23 @@ def to_rgb(image: Image.Image) -> Image.Image:
     transparent = image.has_transparency_data
     if image.mode == "RGB" and not transparent:
         return Image.Image()._new(image.im)
-    top = _maximum(image) if image.mode in ("I", "F") else 0.0
+    top = 0.0  # the largest value; a NaN is none
+    if image.mode in ("I", "F"):
+        top = float(np.fmax.reduce([0.0, *(np.fmax.reduce(np.asarray(strip), None) for _, strip in _strips(image))]))
     rgb = Image.new("RGB", image.size)
-    # In strips: one step after the other, a large image would be in memory several times.
+    for first_row, strip in _strips(image):
+        try:
+            rgb.paste(_strip_to_rgb(strip, top, transparent), (0, first_row))
+        except ValueError as error:
+            raise ImageError(f"mode {image.mode} cannot be turned into RGB ({error}).") from error
+    return rgb
+
+
+def _strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
+    """Some rows at a time: one step after the other, a large image would be in memory several times."""
     rows = max(1, _STRIP // max(image.width, 1))
     for first in range(0, image.height, rows):
-        strip = image.crop((0, first, image.width, min(first + rows, image.height)))
-        try:
-            rgb.paste(_strip_to_rgb(strip, top, transparent), (0, first))
-        except ValueError as error:
-            raise PictureError(f"mode {image.mode} cannot be turned into RGB ({error}).") from error
-    return rgb
+        yield first, image.crop((0, first, image.width, min(first + rows, image.height)))
 
 
 def _strip_to_rgb(strip: Image.Image, top: float, transparent: bool) -> Image.Image:
@@ -171,32 +189,15 @@ def _eight_bits(image: Image.Image, top: float) -> np.ndarray:
     return np.asarray(np.clip(values, 0, 255), dtype=np.uint8)
 
 
-def _maximum(image: Image.Image) -> float:
-    """The largest value, at least 0; a NaN is none."""
-    rows = max(1, _STRIP // max(image.width, 1))
-    tops = (
-        np.fmax.reduce(np.asarray(image.crop((0, first, image.width, min(first + rows, image.height)))), None)
-        for first in range(0, image.height, rows)
-    )
-    return float(np.fmax.reduce([0.0, *tops]))
-
-
-def upright(image: Image.Image) -> Image.Image:
+def upright(image: Image.Image, *, in_place: bool = False) -> Image.Image:
     """Decoded and turned as its EXIF block says."""
     image.load()
-    try:
-        return ImageOps.exif_transpose(image)
-    except Exception:  # a broken EXIF block says nothing about the pixels, which are loaded already
-        return image
-
-
-class _HttpRedirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects to http(s) addresses only."""
-
-    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
-        if not is_url(newurl):
-            raise PictureError(f"{req.full_url} leads to {newurl}, which is no http(s) address.")
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
+    # A broken EXIF block says nothing about the pixels, which are loaded already.
+    with suppress(Exception):
+        if not in_place:
+            return ImageOps.exif_transpose(image)
+        ImageOps.exif_transpose(image, in_place=True)
+    return image
 
 
 def is_url(text: str) -> bool:
@@ -207,19 +208,22 @@ def is_url(text: str) -> bool:
 def fetch_image(url: str, *, max_bytes: int = MAX_DOWNLOAD) -> Image.Image:
     """Fetch and read an image."""
     if not is_url(url):
-        raise PictureError(f"{url} is no http(s) address.")
+        raise ImageError(f"{url} is no http(s) address.")
+    opener = urllib.request.OpenerDirector()
+    for handler in _HTTP_ONLY:
+        opener.add_handler(handler())
     try:
-        with urllib.request.build_opener(_HttpRedirects).open(url, timeout=_FETCH_SECONDS) as response:
+        with opener.open(url, timeout=_FETCH_SECONDS) as response:
             content: bytes = response.read(max_bytes + 1)
     except (urllib.error.URLError, OSError, HTTPException, ValueError) as error:
         reason = getattr(error, "reason", None) or error
-        raise PictureError(f"{url} cannot be fetched: {reason}.") from error
+        raise ImageError(f"{url} cannot be fetched: {reason}.") from error
     if len(content) > max_bytes:
-        raise PictureError(f"{url} holds more than {max_bytes:,} bytes: fetch it yourself and give the file.")
+        raise ImageError(f"{url} holds more than {max_bytes:,} bytes: fetch it yourself and give the file.")
     try:
         return read_image(content)
-    except PictureError as error:
-        raise PictureError(str(error).replace("The image", url, 1)) from error
+    except ImageError as error:
+        raise ImageError(str(error).replace("The image", url, 1)) from error
 
 
 def center_square(image: Image.Image, size: int | None) -> np.ndarray:
@@ -244,61 +248,33 @@ def make_thumbnail(image: Image.Image, side: int) -> bytes:
     return stream.getvalue()
 
 
-def _open(source: str | Path | bytes | BinaryIO, stack: ExitStack) -> BinaryIO:
-    if isinstance(source, str | Path):
-        return stack.enter_context(Path(source).open("rb"))
-    return io.BytesIO(source) if isinstance(source, bytes) else source
-
-
-def _name(source: str | Path | bytes | BinaryIO) -> str:
-    if isinstance(source, str | Path):
-        return str(source)
-    name = getattr(source, "name", None)
-    return name if isinstance(name, str) else "The image"
-
-
-def _is_empty(source: str | Path | bytes | BinaryIO) -> bool:
-    if isinstance(source, bytes):
-        return not source
-    if isinstance(source, str | Path):
-        return Path(source).stat().st_size == 0
-    return source.seekable() and source.seek(0, io.SEEK_END) == 0
-
-
 @cache
 def _formats() -> tuple[str, ...]:
     Image.init()
     return tuple(name for name in _FORMATS if name in Image.OPEN)
 
 
-class _QuietPillow:
-    """Silences Pillow's warnings while any thread reads.
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence Pillow's warnings while any thread reads.
 
     ``warnings.catch_warnings`` alone is not safe in threads: two that overlap can restore each other's filters. The
     first reader in opens it, the last one out closes it.
     """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._readers = 0
-        self._stack = ExitStack()
-
-    @contextmanager
-    def __call__(self) -> Iterator[None]:
-        with self._lock:
-            self._readers += 1
-            if self._readers == 1:
-                self._stack.enter_context(warnings.catch_warnings())
-                warnings.filterwarnings("ignore", module=r"PIL\b")
-                warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._readers -= 1
-                if self._readers == 0:
-                    self._stack.close()
+    with _readers_lock:
+        _readers.append(None)
+        if len(_readers) == 1:
+            _silence.enter_context(warnings.catch_warnings())
+            warnings.filterwarnings("ignore", module=r"PIL\b")
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+    try:
+        yield
+    finally:
+        with _readers_lock:
+            _readers.pop()
+            if not _readers:
+                _silence.close()
 
 
-_quiet = _QuietPillow()
+_readers_lock, _readers, _silence = threading.Lock(), list[None](), ExitStack()
 _one_large = threading.Lock()

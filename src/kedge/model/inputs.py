@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from kedge.errors import ConfigError, PictureError
+from kedge.errors import ConfigError, ImageError
 from kedge.images import Preprocessing, prefetch, read_image, upright
 
 __all__ = ["ImageInput", "pixel_batches", "shape_text"]
@@ -66,7 +66,7 @@ def _to_pil(position: int, image: ImageInput) -> Image.Image:
         try:
             return upright(image)
         except (OSError, SyntaxError, ValueError) as error:  # PIL images are decoded late, and may fail then
-            raise PictureError(f"image {position} (a PIL image) cannot be read: {error}") from error
+            raise ImageError(f"image {position} (a PIL image) cannot be read: {error}") from error
     return Image.fromarray(_to_array(position, image))
 
 

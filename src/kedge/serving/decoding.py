@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from kedge.errors import PictureError
+from kedge.errors import ImageError
 
 __all__ = ["Decoders"]
 
@@ -63,7 +63,7 @@ class Decoders:
         finally:
             self._idle.put(child)
         if "error" in answer:
-            raise PictureError(answer["error"])
+            raise ImageError(answer["error"])
         return answer, payload
 
 
@@ -89,7 +89,7 @@ class _Child:
         except (OSError, EOFError):
             reason = f"decoding it takes longer than {seconds:g} seconds" if late.is_set() else "its decoder failed"
             self.end()
-            raise PictureError(f"The image cannot be read: {reason}.") from None
+            raise ImageError(f"The image cannot be read: {reason}.") from None
         finally:
             timer.cancel()
             timer.join()

@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from kedge.errors import ConfigError, GalleryError, KedgeError, PictureError
+from kedge.errors import ConfigError, GalleryError, ImageError, KedgeError
 
 __all__ = ["RETRY_SECONDS", "Refused", "answer_errors", "error_response", "refuse_unknown_parameters"]
 
@@ -61,7 +61,7 @@ def answer_errors(app: FastAPI) -> None:
 
     @app.exception_handler(KedgeError)
     async def expected(request: Request, error: KedgeError) -> JSONResponse:
-        if isinstance(error, PictureError):
+        if isinstance(error, ImageError):
             return error_response(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
         # Other errors name files, which are nobody's business.
         if isinstance(error, ConfigError):

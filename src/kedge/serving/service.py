@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kedge.errors import ConfigError, PictureError
+from kedge.errors import ConfigError, ImageError
 from kedge.gallery import Gallery, Result
 from kedge.gallery.checksums import DamagedLists
 from kedge.gallery.gallery import Method
@@ -177,7 +177,7 @@ class Service:
                 thumbnail = self.gallery.thumbnail(id)
             # The item is looked up each time: an image goes with its item, even if its copy is cached.
             thumbnail = thumbnail or self._cached_thumbnail(id, self.gallery.item(id).path)
-        except (ConfigError, PictureError):
+        except (ConfigError, ImageError):
             pass
         if thumbnail is None:
             raise Refused(HTTPStatus.NOT_FOUND, f"There is no image of an item {id}.")
@@ -213,7 +213,7 @@ class Service:
                 file.unlink(missing_ok=True)
             raise
         if not added:
-            raise PictureError("The image cannot be read.")
+            raise ImageError("The image cannot be read.")
         return added[0]
 
     async def remove(self, id: int) -> None:
