@@ -173,7 +173,7 @@ def test_a_compiled_run_leaves_the_checkpoints_of_an_eager_one(
             raise RuntimeError("not supported")
         return function
 
-    tiny = [*tiny, "recipe.epochs=2", "recipe.averaging=0.1", "recipe.mixing.cutmix=0.5", "recipe.sharpness.radius=0.1"]
+    tiny = [*tiny, "recipe.epochs=2", "recipe.ema=0.1", "recipe.mixing.cutmix=0.5", "recipe.sam.radius=0.1"]
     train(overrides=tiny, folder=tmp_path / "eager")
     monkeypatch.setattr(torch, "compile", compile_)
     warned = pytest.warns(UserWarning, match="could not be compiled and trains eagerly")

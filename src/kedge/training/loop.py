@@ -67,7 +67,7 @@ class TrainingLoop:
             self.target = "val/accuracy" if self.predicts_classes else "val/knn1"
         # The recipe's factor is for the bounded head, which makes the loss a quadratic of known curvature.
         sgd = self.recipe.optimizer.name == "sgd"
-        factor = self.recipe.loss_scale if bounded else step.loss.encoder_scale if sgd else 1.0
+        factor = self.recipe.backbone_lr_mult if bounded else step.loss.encoder_scale if sgd else 1.0
         self.backbone_lr_mult = factor
         self.total_steps = self.recipe.epochs * data.steps_per_epoch
         optimizer = build_optimizer(
@@ -82,9 +82,9 @@ class TrainingLoop:
         )
         self.model, self.optimizer = fabric.setup(step, optimizer)
         """The step with autocast and DDP around it, and its optimizer."""
-        self.ema = EMA(step, self.recipe.averaging * self.total_steps) if self.recipe.averaging else None
-        self.sam = SAM(step.network, self.recipe.sharpness.radius)
-        self._sam_start = self.recipe.sharpness.start * self.total_steps if self.sam.radius else math.inf
+        self.ema = EMA(step, self.recipe.ema * self.total_steps) if self.recipe.ema else None
+        self.sam = SAM(step.network, self.recipe.sam.radius)
+        self._sam_start = self.recipe.sam.start * self.total_steps if self.sam.radius else math.inf
         self.history = History(folder / "history.csv")
         self.progress = TrainingProgress(stderr(), epochs=self.recipe.epochs, total_steps=self.total_steps)
         self.checkpoint = ModelCheckpoint(folder, epochs=self.recipe.epochs, keep_every=settings.trainer.keep_every)

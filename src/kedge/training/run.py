@@ -17,7 +17,7 @@ from lightning.fabric import Fabric, seed_everything
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from kedge.config.compose import CONFIG, DATASET, build, build_dataset, build_loss, load_config, loss_heads
+from kedge.config.compose import CONFIG, DATASET, build, build_dataset, build_loss, load_config, loss_heads, rename_keys
 from kedge.console import stderr
 from kedge.datasets import Dataset, train_val_split
 from kedge.distributed import broadcast_object, init_process_group, is_rank_zero, is_torchrun, rank_zero_first
@@ -46,7 +46,7 @@ _RESUME_KEYS = ("trainer.devices", "trainer.num_nodes", "trainer.accumulate")
 def start_run(config: DictConfig, folder: Path) -> Model:
     """Train as `config` says, leave everything in `folder`, return the model."""
     run_config = OmegaConf.masked_copy(config, [str(name) for name in config if name != "hydra"])
-    return _run(run_config, folder, resume=False)
+    return _run(rename_keys(run_config), folder, resume=False)
 
 
 def resume_run(folder: Path, overrides: Sequence[str] = (), *, trust: bool = False) -> Model:
@@ -216,18 +216,18 @@ class _Run:
 
     def _preprocessing(self, size: int) -> Preprocessing:
         # Flip TTA only for what was trained with flips, as a frozen encoder was elsewhere.
-        mirror = self.recipe.mirror and self.dataset.flip and (self.recipe.freeze or self.recipe.augmentation.flip)
+        flip_tta = self.recipe.flip_tta and self.dataset.flip and (self.recipe.freeze or self.recipe.augmentation.flip)
         weights = self.config.encoder.weights
         model = described(weights) if weights else None
         if model is not None:
-            return replace(Preprocessing.from_json(model["preprocessing"]), size=size, flip_tta=mirror)
+            return replace(Preprocessing.from_json(model["preprocessing"]), size=size, flip_tta=flip_tta)
         if "mean" in self._published:
             # They divide pixels by 255, we by 256.
             mean, std = ([value * 255 / 256 for value in self._published[name]] for name in ("mean", "std"))
-            return Preprocessing(size=size, mean=tuple(mean), std=tuple(std), flip_tta=mirror)
-        if not self.recipe.standardise:
-            return Preprocessing(size=size, flip_tta=mirror)
-        return Preprocessing(size=size, mean=IMAGENET_MEAN, std=IMAGENET_STD, flip_tta=mirror)
+            return Preprocessing(size=size, mean=tuple(mean), std=tuple(std), flip_tta=flip_tta)
+        if not self.recipe.normalize:
+            return Preprocessing(size=size, flip_tta=flip_tta)
+        return Preprocessing(size=size, mean=IMAGENET_MEAN, std=IMAGENET_STD, flip_tta=flip_tta)
 
     @cached_property
     def _published(self) -> dict[str, Any]:
