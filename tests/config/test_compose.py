@@ -30,7 +30,7 @@ def test_keys_of_the_last_release(tmp_path: Path) -> None:
     assert len(warnings) == 5
     recipe = Settings.from_config(config).recipe
     assert (recipe.sam.radius, recipe.ema, recipe.backbone_lr_mult) == (0.1, 0.3, 2)
-    assert recipe.flip_tta and recipe.normalize
+    assert recipe.flip_tta is recipe.normalize is True
     stored = OmegaConf.masked_copy(config, [name for name in config if name != "hydra"])
     for before, now in RENAMED.items():
         OmegaConf.update(stored, f"recipe.{before}", stored.recipe.pop(now), force_add=True)

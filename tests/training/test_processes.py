@@ -24,7 +24,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from kedge import Model, train
 from kedge.errors import ConfigError
 from kedge.training import resume_run
-from kedge.training.interrupts import Interrupted
+from kedge.training.checkpoint import Interrupted
 from kedge.training.launch import _reason
 
 SCRIPT = Path(__file__).parent / "several/runs.py"

@@ -22,11 +22,11 @@ from kedge.config.compose import compose, dataset_of
 from kedge.errors import ConfigError, DataError, TrainingError
 from kedge.losses import CAMLoss
 from kedge.training import progress, resume_run, start_run
+from kedge.training.checkpoint import Interrupted
 from kedge.training.config import Settings
-from kedge.training.interrupts import Interrupted
 from kedge.training.loop import TrainingLoop
+from kedge.training.optimizer import EMA
 from kedge.training.progress import History
-from kedge.training.sam_ema import EMA
 
 Parts = dict[str, torch.Tensor]
 
@@ -233,7 +233,7 @@ def test_history_is_written_by_rank_0_alone(tmp_path: Path, monkeypatch: pytest.
     for rank_zero in (False, True):
         monkeypatch.setattr(progress, "is_rank_zero", lambda rank_zero=rank_zero: rank_zero)
         written = History(tmp_path / "history.csv")
-        written.append({"epoch": 1, "train/loss": 0.5}, final=True)
+        written.append({"epoch": 1, "train/loss": 0.5})
         assert (tmp_path / "history.csv").exists() is rank_zero
         assert len(written.rows) == 1
     assert history(tmp_path) == [{"epoch": "1", "train/loss": "0.5"}]
