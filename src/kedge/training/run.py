@@ -158,7 +158,7 @@ class _Run:
         unused = self.loss.uses_other_samples and any(True for _ in self.loss.parameters())
         fabric = make_fabric(self.settings, self.layout, self.device, find_unused_parameters=unused)
         if self.settings.trainer.sync_batchnorm and self.layout.processes > 1 and self.device.type == "cuda":
-            nn.SyncBatchNorm.convert_sync_batchnorm(step)
+            nn.SyncBatchNorm.convert_sync_batchnorm(step)  # type: ignore[no-untyped-call]
         if self._compiles:
             self._compile(step, fabric, data)
         loop = TrainingLoop(
