@@ -170,7 +170,7 @@ def ours(part: Part, seed: int, overrides: list[str]) -> dict[str, float]:
         path = Path(scratch, "photos.npz")
         dataset = part.dataset(path)
         wanted = ["dataset=arrays", f"dataset.path={path}", "encoder._target_=frozen.looked_up", "recipe=head"]
-        ways = ["recipe.size=1", "recipe.standardise=false", "split.holdout=0", "logger=none", f"seed={seed}"]
+        ways = ["recipe.size=1", "recipe.normalize=false", "split.holdout=0", "logger=none", f"seed={seed}"]
         started = time.perf_counter()
         model = kedge.train(overrides=[*wanted, *ways, *overrides], folder=Path(scratch, "run"))
         seconds = time.perf_counter() - started

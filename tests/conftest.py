@@ -93,6 +93,6 @@ def tiny(stripes: Path) -> list[str]:
         "recipe.optimizer.lr=0.05",
         "recipe.augmentation.cutout=0",
         "recipe.mixing.cutmix=0",
-        "recipe.averaging=0",
-        "recipe.loss_scale=3",
+        "recipe.ema=0",
+        "recipe.backbone_lr_mult=3",
     ]

@@ -75,8 +75,8 @@ def test_train_then_evaluate(tiny: list[str], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["recipe=head", "recipe.mirror=true", "recipe.size=12"],
-        pytest.param(["recipe.mirror=true"], marks=pytest.mark.soak),
+        ["recipe=head", "recipe.flip_tta=true", "recipe.size=12"],
+        pytest.param(["recipe.flip_tta=true"], marks=pytest.mark.soak),
     ],
 )
 def test_held_out_pictures_are_seen_as_the_model_sees_them(

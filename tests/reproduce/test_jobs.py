@@ -26,8 +26,8 @@ def test_the_key_changes_with_whatever_changes_the_run() -> None:
         replace(JOB, changes=("encoder.dim=32",)),
         replace(JOB, settings=("recipe.epochs=2",)),
         replace(JOB, settings=("trainer.keep_every=5",)),
-        replace(JOB, settings=("recipe.sharpness.radius=0.1",)),
-        replace(JOB, settings=("recipe.mirror=true",)),
+        replace(JOB, settings=("recipe.sam.radius=0.1",)),
+        replace(JOB, settings=("recipe.flip_tta=true",)),
         replace(JOB, settings=("split.validate_every=1",)),
     ]
     assert len({JOB.key, *(other.key for other in others)}) == len(others) + 1

@@ -14,14 +14,14 @@ from torch import nn
 from kedge.config.compose import compose
 from kedge.datasets import ImageSplit
 from kedge.encoders import build_encoder
-from kedge.images import Augmentation, Mixing
+from kedge.images import Augmentation, Mixing, Preprocessing
 from kedge.losses import CAMLoss, CrossEntropyLoss, RetrievalLoss
 from kedge.training import train
 from kedge.training.checkpoint import ModelCheckpoint
 from kedge.training.config import Settings, Trainer
 from kedge.training.data import DeviceDataset, TrainingData, fits_on
 from kedge.training.parallel import SINGLE_PROCESS, make_fabric
-from kedge.training.step import Prepare, Step, compile_step
+from kedge.training.step import Step, compile_step
 
 
 def pictures(count: int = 23) -> ImageSplit:
@@ -101,8 +101,7 @@ class Noisy(nn.Module):
 
 
 def noisy_step(loss: RetrievalLoss) -> Step:
-    prepare = Prepare(lambda count, generator, _: torch.rand(count, 4, generator=generator), torch.add, nn.Identity())
-    return Step(Noisy(), loss, prepare, Mixing())
+    return Step(Noisy(), loss, Mixing())
 
 
 @pytest.mark.parametrize("works", [True, False])
@@ -149,7 +148,7 @@ def test_a_compiled_step_is_one_graph_with_the_same_outcome(mixing: Mixing) -> N
     encoder = build_encoder("resnet10", dim=8, head="bounded", image_size=16)
     nn.init.normal_(encoder.head.linear.weight)  # at its zero start, nothing would reach the encoder
     augmentation = Augmentation(cutout=4, trivial=True)
-    step = Step(encoder, CAMLoss(3, 8), Prepare(augmentation.draw, augmentation.apply, nn.Identity()), mixing)
+    step = Step(encoder, CAMLoss(3, 8), mixing, augmentation, Preprocessing())
     inputs, labels = torch.randint(0, 256, (6, 3, 16, 16), dtype=torch.uint8), torch.arange(6) % 3
     draws = step.draw(inputs, torch.Generator().manual_seed(2))
     traced = torch.compile(step._eager, backend="aot_eager", fullgraph=True)
@@ -173,7 +172,7 @@ def test_a_compiled_run_leaves_the_checkpoints_of_an_eager_one(
             raise RuntimeError("not supported")
         return function
 
-    tiny = [*tiny, "recipe.epochs=2", "recipe.averaging=0.1", "recipe.mixing.cutmix=0.5", "recipe.sharpness.radius=0.1"]
+    tiny = [*tiny, "recipe.epochs=2", "recipe.ema=0.1", "recipe.mixing.cutmix=0.5", "recipe.sam.radius=0.1"]
     train(overrides=tiny, folder=tmp_path / "eager")
     monkeypatch.setattr(torch, "compile", compile_)
     warned = pytest.warns(UserWarning, match="could not be compiled and trains eagerly")
@@ -211,8 +210,7 @@ def test_cuda_graphs_leave_the_gradients_of_the_eager_step(mixing: Mixing, monke
     device = torch.device("cuda")
     encoder = build_encoder("resnet10", dim=8, head="bounded", image_size=16)
     augmentation = Augmentation(cutout=4)
-    prepare = Prepare(augmentation.draw, augmentation.apply, nn.Identity())
-    step = Step(encoder, CAMLoss(3, 8), prepare, mixing).to(device)
+    step = Step(encoder, CAMLoss(3, 8), mixing, augmentation, Preprocessing()).to(device)
     step.network.head.linear.weight.data.normal_()
     batches = []
     for seed in range(3):

@@ -24,22 +24,22 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from kedge import Model, train
 from kedge.errors import ConfigError
 from kedge.training import resume_run
-from kedge.training.interrupts import Interrupted
+from kedge.training.checkpoint import Interrupted
 from kedge.training.launch import _reason
 
 SCRIPT = Path(__file__).parent / "several/runs.py"
 SGD = [
     *("dataset=arrays", "encoder=resnet10", "encoder.name=tiny", "encoder.dim=6", "recipe.batch_size=16"),
-    *("recipe.epochs=3", "recipe.mixing.cutmix=0", "recipe.averaging=0", "recipe.optimizer.lr=0.05"),
+    *("recipe.epochs=3", "recipe.mixing.cutmix=0", "recipe.ema=0", "recipe.optimizer.lr=0.05"),
     # Not the bounded head: its batch normalisation knows how many processes there are.
-    *("encoder.head=linear", "recipe.loss_scale=2", "trainer.precision=64-true", "trainer.accelerator=cpu"),
+    *("encoder.head=linear", "recipe.backbone_lr_mult=2", "trainer.precision=64-true", "trainer.accelerator=cpu"),
 ]
 CASES: dict[str, list[str]] = {
-    "cam": ["loss=cam", "recipe.averaging=0.3"],
+    "cam": ["loss=cam", "recipe.ema=0.3"],
     "cam-paper": ["loss=cam", "loss.discriminate=0", "loss.normalize=false"],
     "cam-sampled": ["loss=cam", "loss.repel_sample=2", "loss.margin=4"],
     "cam-accumulated": ["loss=cam", "loss.margin=4", "trainer.accumulate=2"],
-    "cam-sharpness": ["loss=cam", "recipe.sharpness.radius=0.1", "recipe.sharpness.start=0.2"],
+    "cam-sharpness": ["loss=cam", "recipe.sam.radius=0.1", "recipe.sam.start=0.2"],
     "contrastive": ["loss=contrastive", "recipe.optimizer.lr=0.01", "loss.mining=semi-hard"],
     "cross_entropy": ["loss=cross_entropy"],
     "cross_entropy-accumulated": ["loss=cross_entropy", "trainer.accumulate=4"],
@@ -59,7 +59,7 @@ TOGETHER = {
         "encoder.head=bounded",
         "encoder.name=tiny-norm",
         "recipe.mixing.cutmix=0.5",
-        "recipe.averaging=0.3",
+        "recipe.ema=0.3",
     ],
     "uneven": ["loss=cam", "recipe.batch_size=15"],
     "few": ["loss=cam", "split.shots=2", "split.holdout=0", "recipe.batch_size=64"],
@@ -334,8 +334,8 @@ def test_settings_that_cannot_be_met(tiny: list[str], tmp_path: Path, monkeypatc
         with pytest.raises(ConfigError, match=sentence):
             train(overrides=[*tiny, override], folder=tmp_path / "run")
         assert not (tmp_path / "run").exists()
-    sharp = ["trainer.accumulate=2", "recipe.sharpness.radius=0.1"]
-    with pytest.raises(ConfigError, match=r"recipe.sharpness needs the whole batch at once"):
+    sharp = ["trainer.accumulate=2", "recipe.sam.radius=0.1"]
+    with pytest.raises(ConfigError, match=r"recipe.sam needs the whole batch at once"):
         train(overrides=[*tiny, *sharp], folder=tmp_path / "run")
 
 

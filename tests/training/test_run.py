@@ -22,11 +22,11 @@ from kedge.config.compose import compose, dataset_of
 from kedge.errors import ConfigError, DataError, TrainingError
 from kedge.losses import CAMLoss
 from kedge.training import progress, resume_run, start_run
+from kedge.training.checkpoint import Interrupted
 from kedge.training.config import Settings
-from kedge.training.interrupts import Interrupted
 from kedge.training.loop import TrainingLoop
+from kedge.training.optimizer import EMA
 from kedge.training.progress import History
-from kedge.training.sam_ema import EMA
 
 Parts = dict[str, torch.Tensor]
 
@@ -111,7 +111,7 @@ def test_a_model_looks_at_mirrored_pictures_where_training_did(
 ) -> None:
     wanted = [
         "loss=cross_entropy",
-        "recipe.mirror=true",
+        "recipe.flip_tta=true",
         "recipe.epochs=1",
         *([f"{where}.flip=false"] if where else []),
     ]
@@ -233,7 +233,7 @@ def test_history_is_written_by_rank_0_alone(tmp_path: Path, monkeypatch: pytest.
     for rank_zero in (False, True):
         monkeypatch.setattr(progress, "is_rank_zero", lambda rank_zero=rank_zero: rank_zero)
         written = History(tmp_path / "history.csv")
-        written.append({"epoch": 1, "train/loss": 0.5}, final=True)
+        written.append({"epoch": 1, "train/loss": 0.5})
         assert (tmp_path / "history.csv").exists() is rank_zero
         assert len(written.rows) == 1
     assert history(tmp_path) == [{"epoch": "1", "train/loss": "0.5"}]
@@ -263,7 +263,7 @@ def test_the_average_of_the_weights_is_kept(tiny: list[str], tmp_path: Path, mon
         real(self)
 
     monkeypatch.setattr(EMA, "update", watched)
-    train(overrides=[*tiny, "recipe.averaging=0.5", "split.holdout=0"], folder=tmp_path)
+    train(overrides=[*tiny, "recipe.ema=0.5", "split.holdout=0"], folder=tmp_path)
     expected, span = seen[0].double(), len(seen) / 2
     for step, anchors in enumerate(seen, start=1):
         expected = expected.lerp(anchors.double(), 1 / min(step, span))
@@ -281,7 +281,7 @@ def test_the_average_is_what_is_validated(tiny: list[str], tmp_path: Path, monke
         return real(self, *args, **options)
 
     monkeypatch.setattr(TrainingLoop, "_embed", watched)
-    train(overrides=[*tiny, "recipe.averaging=0.5"], folder=tmp_path)
+    train(overrides=[*tiny, "recipe.ema=0.5"], folder=tmp_path)
     best = torch.load(tmp_path / "checkpoints/best.ckpt", weights_only=True)
     assert all(torch.equal(value, validated[best["epoch"]][name]) for name, value in best["state_dict"].items())
     last = torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)
@@ -300,8 +300,8 @@ def test_parts_of_a_loss_that_come_and_go_are_refused(
 
 SCHEDULES = {
     "one cycle": [
-        *("loss=cam", "recipe.averaging=0.2", "recipe.sharpness.radius=0.05"),
-        *("split.validate_every=2", "recipe.mirror=true"),
+        *("loss=cam", "recipe.ema=0.2", "recipe.sam.radius=0.05"),
+        *("split.validate_every=2", "recipe.flip_tta=true"),
     ],
     "plateau": ["recipe=paper", "loss=cross_entropy", "recipe.schedule.patience=0", "recipe.schedule.factor=0.3"],
 }
@@ -352,7 +352,7 @@ def check_kill_and_resume(
 def test_a_checkpoint_of_the_first_release_is_resumed(
     tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    overrides = [*tiny, "recipe.averaging=0.2"]
+    overrides = [*tiny, "recipe.ema=0.2"]
     train(overrides=overrides, folder=tmp_path / "whole")
     real = TrainingLoop.on_epoch_start
 

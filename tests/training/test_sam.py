@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from kedge.errors import ConfigError
 from kedge.training import train
 from kedge.training.loop import TrainingLoop
-from kedge.training.sam_ema import SAM
+from kedge.training.optimizer import SAM
 from kedge.training.step import Draws
 
 
@@ -51,7 +51,7 @@ def test_weights_without_a_gradient_stay_where_they_are() -> None:
 
 
 def test_a_network_without_weights_is_not_perturbed(tiny: list[str], tmp_path: Path) -> None:
-    wanted = ["recipe=head", "recipe.size=12", "loss=cross_entropy", "recipe.sharpness.radius=0.1"]
+    wanted = ["recipe=head", "recipe.size=12", "loss=cross_entropy", "recipe.sam.radius=0.1"]
     assert train(overrides=[*tiny, *wanted], folder=tmp_path / "run").loss == "cross_entropy"
 
 
@@ -92,13 +92,13 @@ def test_a_step_follows_the_gradient_at_the_perturbed_weights(
     monkeypatch.setattr(TrainingLoop, "forward", forward)
     monkeypatch.setattr(TrainingLoop, "optimizer_step", optimizer_step)
     # Not with a classifier that starts at zero: there the first step has no direction to climb.
-    overrides = [f"recipe.sharpness.start={start}", "recipe.sharpness.radius=0.1", "recipe.epochs=2"]
+    overrides = [f"recipe.sam.start={start}", "recipe.sam.radius=0.1", "recipe.epochs=2"]
     train(overrides=[*tiny, *overrides, "loss.discriminate=0"], folder=tmp_path / "run")
     assert perturbed == [index >= start * len(perturbed) for index in range(len(perturbed))]
 
 
 def test_half_precision_is_refused(tiny: list[str], tmp_path: Path) -> None:
-    wanted = ["recipe.sharpness.radius=0.1", "trainer.precision=16-mixed"]
+    wanted = ["recipe.sam.radius=0.1", "trainer.precision=16-mixed"]
     with pytest.raises(ConfigError, match=r"use trainer\.precision=bf16-mixed"):
         train(overrides=[*tiny, *wanted], folder=tmp_path / "run")
     assert not (tmp_path / "run").exists()

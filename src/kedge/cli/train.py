@@ -58,7 +58,7 @@ def _start(arguments: list[str], folder: Path | None) -> None:
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import DictConfig
 
-    from kedge.config.compose import quoted
+    from kedge.config.compose import quoted, rename_overrides
     from kedge.distributed import is_rank_zero, record_failure
     from kedge.errors import KedgeError
     from kedge.training import Interrupted, overrides_for, start_run
@@ -67,6 +67,7 @@ def _start(arguments: list[str], folder: Path | None) -> None:
         arguments = overrides_for(arguments[0], arguments[1:])
     if folder is not None:
         arguments.append(f"hydra.{'sweep' if _SWEEP & {*arguments} else 'run'}.dir={quoted(folder)}")
+    arguments = rename_overrides(arguments)
     _check(arguments)
     # A file, not a variable: a launcher may run the jobs of a sweep in other processes.
     failure_marker = Path(tempfile.mkdtemp(prefix="kedge-"), "failed")

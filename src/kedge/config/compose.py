@@ -23,7 +23,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.singleton import Singleton
 from hydra.errors import HydraException, InstantiationException
 from hydra.utils import get_object, instantiate
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from kedge.config.trust import OWN, check_config
@@ -43,12 +43,23 @@ __all__ = [
     "loss_class",
     "loss_heads",
     "quoted",
+    "rename_keys",
+    "rename_overrides",
 ]
 
 CONFIG = "config.yaml"
 """The file in a run's folder that says how it was made."""
 DATASET = "dataset.json"
 """The file in a run's folder that says on which pictures: name and fingerprint."""
+
+_RENAMED = {
+    "averaging": "ema",
+    "loss_scale": "backbone_lr_mult",
+    "mirror": "flip_tta",
+    "sharpness": "sam",
+    "standardise": "normalize",
+}
+"""Keys of the group `recipe` in release 0.1, and what they are called now."""
 
 _ALONE = threading.RLock()
 """Hydra's state is one for the whole process."""
@@ -62,7 +73,9 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
         GlobalHydra.instance().clear()
         try:
             with initialize_config_module("kedge.config", version_base="1.3"):
-                return hydra_compose("train", overrides=list(overrides), return_hydra_config=True)
+                return rename_keys(
+                    hydra_compose("train", overrides=rename_overrides(overrides), return_hydra_config=True)
+                )
         except (HydraException, OmegaConfBaseException, ValueError) as error:
             raise ConfigError(_sentence(error)) from error
         finally:
@@ -76,6 +89,37 @@ def expand(overrides: Sequence[str]) -> list[list[str]]:
     except HydraException as error:
         raise ConfigError(_sentence(error)) from error
     return [list(job) for batch in BasicSweeper.split_arguments(parsed, None) for job in batch]
+
+
+def rename_overrides(overrides: Sequence[str]) -> list[str]:
+    """The overrides with keys of 0.1 under their new names, with a warning for each.
+
+    >>> rename_overrides(["recipe.sharpness.radius=0.1", "recipe.epochs=3"])
+    ['recipe.sam.radius=0.1', 'recipe.epochs=3']
+    """
+
+    def rename(match: re.Match[str]) -> str:
+        _warn_renamed(match[1])
+        return f"recipe.{_RENAMED[match[1]]}"
+
+    pattern = rf"(?<![\w.])recipe\.({'|'.join(_RENAMED)})(?=[.=]|$)"
+    return [re.sub(pattern, rename, override, count=1) for override in overrides]
+
+
+def rename_keys(config: DictConfig, *, warn: bool = True) -> DictConfig:
+    """The configuration, of a run or a file of the user's, with keys of 0.1 under their new names."""
+    recipe = config.get("recipe")
+    for old in _RENAMED.keys() & recipe.keys() if isinstance(recipe, DictConfig) else ():
+        if warn:
+            _warn_renamed(old)
+        with open_dict(recipe):
+            OmegaConf.update(recipe, _RENAMED[old], recipe.pop(old))
+    return config
+
+
+def _warn_renamed(old: str) -> None:
+    message = f"recipe.{old} is called recipe.{_RENAMED[old]} now; the old name goes with the next release."
+    warnings.warn(message, FutureWarning, stacklevel=3)
 
 
 def load_config(path: Path, *, builds: Sequence[str] = tuple(OWN), trust: bool = False) -> DictConfig:
@@ -93,7 +137,7 @@ def load_config(path: Path, *, builds: Sequence[str] = tuple(OWN), trust: bool =
         raise ConfigError(f"{path} holds no configuration.")
     if not trust:
         check_config(config, builds, path)
-    return config
+    return rename_keys(config, warn=False)
 
 
 def dataset_of(run: str | Path, overrides: Sequence[str] = (), *, trust: bool = False) -> Any:

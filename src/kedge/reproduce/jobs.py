@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields
 from functools import cache, cached_property
-from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +22,7 @@ from kedge.errors import ConfigError, DataError, KedgeError
 
 __all__ = ["CONFIGS", "KEY_VERSION", "DataFiles", "Job", "dataset_info", "load_dataset", "parse_data_files"]
 
-KEY_VERSION = 2
+KEY_VERSION = 3
 """Raise it when a configuration key is added or renamed and runs stay what they were: result lines with an older
 version are then identified by the job that they describe."""
 CONFIGS = "KEDGE_CONFIGS"
@@ -179,11 +178,9 @@ def _composed(overrides: tuple[str, ...], folder: str | None) -> DictConfig:
 
 @cache
 def _loss_overlay(recipe: str, loss: str, folder: str | None) -> tuple[str, ...]:
-    """The overlay that adapts a recipe to any loss of pytorch-metric-learning without an overlay of its own."""
-    overlays = resources.files("kedge.config").joinpath("recipe", "loss")
-    general = f"{recipe}_metric_learning"
-    if overlays.joinpath(f"{recipe}_{loss}.yaml").is_file() or not overlays.joinpath(f"{general}.yaml").is_file():
+    """Adapts the recipe to pairs for a loss of pytorch-metric-learning whose own file names no `recipe/loss`."""
+    config = _composed((f"loss={loss}",), folder)
+    is_adapted = config.hydra.runtime.choices["recipe/loss@recipe"] is not None
+    if is_adapted or config.loss.get("_target_") != "kedge.losses.MetricLearningLoss":
         return ()
-    if _composed((f"loss={loss}",), folder).loss.get("_target_") != "kedge.losses.MetricLearningLoss":
-        return ()
-    return (f"recipe/loss@recipe={general}",)
+    return (f"recipe/loss@recipe={recipe}_pairs",)

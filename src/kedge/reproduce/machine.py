@@ -56,9 +56,9 @@ class Estimates:
         if finished := self._seconds.get(_kind(job)):
             return statistics.mean(finished), "runs like it"
         config, dataset = job.config, dataset_info(job.dataset, self.data_files)
-        shots, sharpness = config.split.shots, config.recipe.sharpness
+        shots, sam = config.split.shots, config.recipe.sam
         images = min(dataset.images, shots * dataset.classes) if shots else dataset.images
-        passes = 2 - sharpness.start if sharpness.radius else 1
+        passes = 2 - sam.start if sam.radius else 1
         side = config.recipe.size or dataset.side
         per_image = _seconds_per_image(job.encoder, side, config.encoder.get("stem"), config.encoder.get("dim"))
         return per_image * images * config.recipe.epochs * passes, "one step"

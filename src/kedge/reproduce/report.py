@@ -45,7 +45,7 @@ nearest to an anchor, whatever its label.
 - The plateau is seen on a tenth of the training pictures, which are held out with the recipe `paper`; `kedge` trains on
   all of them. On which pictures its settings were chosen is said [there](recipe.md).
 - The recipe `kedge` was made for CAM. Where another loss cannot use it (SGD's rates, mixed pictures), it has Adam with
-  rate 1e-3 and, for pairs and proxies, no CutMix (`config/recipe/loss/`); nothing was tuned for the other losses.
+  rate 1e-3 and, for pairs and proxies, no CutMix (`config/loss/`); nothing was tuned for the other losses.
 - Training is in bfloat16 on a GPU, and the gallery is the whole training set.
 """
 

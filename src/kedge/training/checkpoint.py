@@ -1,11 +1,16 @@
-"""Checkpoints of a run: the last epoch, to resume from, and the best epoch, of which the model is made."""
+"""Checkpoints of a run, and how it ends early: by SIGINT or SIGTERM, or by an error of the operating system."""
 
 from __future__ import annotations
 
+import errno
 import io
+import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -15,7 +20,18 @@ from kedge.distributed import broadcast_object, is_rank_zero
 from kedge.errors import TrainingError
 from kedge.io import atomic_write
 
-__all__ = ["BEST", "KEPT", "LAST", "ModelCheckpoint", "load_checkpoint"]
+__all__ = [
+    "BEST",
+    "KEPT",
+    "LAST",
+    "Interrupted",
+    "ModelCheckpoint",
+    "handle_signals",
+    "interrupted",
+    "load_checkpoint",
+    "resume_hint",
+    "wrap_os_errors",
+]
 
 BEST = "checkpoints/best.ckpt"
 LAST = "checkpoints/last.ckpt"
@@ -104,3 +120,51 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     if missing:
         raise TrainingError(f"{path} cannot be resumed: it has no {', '.join(missing)}. Train anew.")
     return state
+
+
+class Interrupted(TrainingError):
+    """The user stopped the run; its last checkpoint can be resumed."""
+
+
+def resume_hint(folder: Path, words: str) -> str:
+    """The command that resumes the run, after these words; nothing where there is no checkpoint."""
+    return f" {words} kedge train --resume {folder}" if (folder / LAST).exists() else ""
+
+
+def interrupted(folder: Path, epochs_saved: int, epochs: int) -> Interrupted:
+    """The error of a run that was stopped, with the command that resumes it."""
+    hint = resume_hint(folder, f"Stopped after {epochs_saved} of {epochs} epochs. Go on with:").strip()
+    return Interrupted(hint or "Stopped before the first epoch ended: there is nothing to resume.")
+
+
+@contextmanager
+def handle_signals(stop: threading.Event) -> Iterator[None]:
+    """SIGINT and SIGTERM set `stop` and raise KeyboardInterrupt; handlers of the caller's own stay in place."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        stop.set()
+        signal.default_int_handler(number, frame)
+
+    defaults = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    replaced = {}
+    if threading.current_thread() is threading.main_thread():  # no other thread may set handlers
+        replaced = {number: default for number, default in defaults.items() if signal.getsignal(number) is default}
+    for number in replaced:
+        signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        for number, default in replaced.items():
+            signal.signal(number, default)
+
+
+@contextmanager
+def wrap_os_errors(folder: Path) -> Iterator[None]:
+    """Turn an OSError into a TrainingError of one sentence."""
+    try:
+        yield
+    except OSError as error:
+        hint = resume_hint(folder, "The last checkpoint is intact: then")
+        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            raise TrainingError(f"The disk is full: make room for {folder}.{hint}") from error
+        raise TrainingError(f"{error.filename or folder}: {error.strerror or error}.{hint}") from error

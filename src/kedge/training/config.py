@@ -18,9 +18,9 @@ __all__ = [
     "MLflow",
     "Optimizer",
     "Recipe",
+    "Sam",
     "Schedule",
     "Settings",
-    "Sharpness",
     "Split",
     "TensorBoard",
     "Trainer",
@@ -83,7 +83,7 @@ class Schedule:
 
 
 @dataclass(frozen=True)
-class Sharpness:
+class Sam:
     """Sharpness-aware minimisation (SAM): radius of the perturbation, and the share of the run at which it starts."""
 
     radius: NonNegative = 0.0
@@ -99,14 +99,14 @@ class Recipe:
     batch_size: Annotated[int, Bounds(least=2)] = 512  # batch normalisation has no statistics of a single image
     freeze: bool = False
     optimizer: Optimizer = field(default_factory=Optimizer)
-    loss_scale: Positive = 1.0
+    backbone_lr_mult: Positive = 1.0
     schedule: Schedule = field(default_factory=Schedule)
     augmentation: Augmentation = field(default_factory=Augmentation)
     mixing: Mixing = field(default_factory=Mixing)
-    averaging: Share = 0.0
-    sharpness: Sharpness = field(default_factory=Sharpness)
-    standardise: bool = False
-    mirror: bool = False
+    ema: Share = 0.0
+    sam: Sam = field(default_factory=Sam)
+    normalize: bool = False
+    flip_tta: bool = False
     size: Count | None = None
 
 
@@ -195,10 +195,10 @@ class Settings:
     logger: Loggers = field(default_factory=lambda: Loggers(tensorboard=TensorBoard(needed=False)))
 
     def __post_init__(self) -> None:
-        if self.trainer.precision == "16-mixed" and self.recipe.sharpness.radius:
-            raise ConfigError("recipe.sharpness needs gradients of the full range: use trainer.precision=bf16-mixed.")
-        if self.trainer.accumulate > 1 and self.recipe.sharpness.radius:
-            raise ConfigError("recipe.sharpness needs the whole batch at once: use trainer.accumulate=1.")
+        if self.trainer.precision == "16-mixed" and self.recipe.sam.radius:
+            raise ConfigError("recipe.sam needs gradients of the full range: use trainer.precision=bf16-mixed.")
+        if self.trainer.accumulate > 1 and self.recipe.sam.radius:
+            raise ConfigError("recipe.sam needs the whole batch at once: use trainer.accumulate=1.")
         every = self.validate_every
         if self.recipe.epochs % every:
             raise ConfigError(

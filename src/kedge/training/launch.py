@@ -24,8 +24,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from kedge import errors
 from kedge.distributed import record_failure
 from kedge.errors import ConfigError, KedgeError, TrainingError
-from kedge.training.checkpoint import LAST, load_checkpoint
-from kedge.training.interrupts import Interrupted, interrupted
+from kedge.training.checkpoint import LAST, Interrupted, interrupted, load_checkpoint, resume_hint
 from kedge.training.parallel import Layout, layout_of
 
 __all__ = ["launch", "run_worker"]
@@ -101,7 +100,7 @@ def _reason(failures: Mapping[int, ProcessFailure], folder: Path) -> KedgeError:
         if isinstance(kind, type) and issubclass(kind, KedgeError):
             return kind(sentence)
     first = min(ordered, key=lambda failure: (failure.exitcode >= 0, _AFTERMATH.get(-failure.exitcode, 0)))
-    resume = f" Go on with: kedge train --resume {folder}" if (folder / LAST).exists() else ""
+    resume = resume_hint(folder, "Go on with:")
     if first.exitcode < 0:
         name = signal.Signals(-first.exitcode).name
         return TrainingError(f"Process {first.local_rank} was killed ({name}), and the others with it.{resume}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 import time
 import warnings
 from collections.abc import Iterable
@@ -21,16 +22,13 @@ from kedge.errors import TrainingError
 from kedge.losses import RetrievalLoss
 from kedge.losses.base import in_full_precision
 from kedge.metrics import rank_relevant
-from kedge.training.checkpoint import ModelCheckpoint, load_checkpoint
+from kedge.training.checkpoint import ModelCheckpoint, handle_signals, interrupted, load_checkpoint
 from kedge.training.config import Settings
 from kedge.training.data import Batch, TrainingData
-from kedge.training.interrupts import StopFlag, handle_signals, interrupted
 from kedge.training.loggers import MetricsLogger
-from kedge.training.optimizer import build_optimizer, build_scheduler
-from kedge.training.parallel import Layout, average_batch_statistics
-from kedge.training.progress import History, TrainingProgress
-from kedge.training.rng import derive_seed
-from kedge.training.sam_ema import EMA, SAM
+from kedge.training.optimizer import EMA, SAM, build_optimizer, build_scheduler
+from kedge.training.parallel import Layout, average_batch_statistics, derive_seed
+from kedge.training.progress import EpochMeans, History, TrainingProgress
 from kedge.training.step import Draws, Outcome, Step
 
 __all__ = ["TrainingLoop"]
@@ -67,7 +65,7 @@ class TrainingLoop:
             self.target = "val/accuracy" if self.predicts_classes else "val/knn1"
         # The recipe's factor is for the bounded head, which makes the loss a quadratic of known curvature.
         sgd = self.recipe.optimizer.name == "sgd"
-        factor = self.recipe.loss_scale if bounded else step.loss.encoder_scale if sgd else 1.0
+        factor = self.recipe.backbone_lr_mult if bounded else step.loss.encoder_scale if sgd else 1.0
         self.backbone_lr_mult = factor
         self.total_steps = self.recipe.epochs * data.steps_per_epoch
         optimizer = build_optimizer(
@@ -82,14 +80,14 @@ class TrainingLoop:
         )
         self.model, self.optimizer = fabric.setup(step, optimizer)
         """The step with autocast and DDP around it, and its optimizer."""
-        self.ema = EMA(step, self.recipe.averaging * self.total_steps) if self.recipe.averaging else None
-        self.sam = SAM(step.network, self.recipe.sharpness.radius)
-        self._sam_start = self.recipe.sharpness.start * self.total_steps if self.sam.radius else math.inf
+        self.ema = EMA(step, self.recipe.ema * self.total_steps) if self.recipe.ema else None
+        self.sam = SAM(step.network, self.recipe.sam.radius)
+        self._sam_start = self.recipe.sam.start * self.total_steps if self.sam.radius else math.inf
         self.history = History(folder / "history.csv")
         self.progress = TrainingProgress(stderr(), epochs=self.recipe.epochs, total_steps=self.total_steps)
         self.checkpoint = ModelCheckpoint(folder, epochs=self.recipe.epochs, keep_every=settings.trainer.keep_every)
         self.epoch, self.global_step = 0, 0
-        self.stop = StopFlag()
+        self.stop = threading.Event()
         self._losses = EpochMeans(step.loss.name)
         self._generator = torch.Generator(fabric.device)
         self._drawn: Draws | None = None
@@ -140,13 +138,11 @@ class TrainingLoop:
             status = "success"
         except (KeyboardInterrupt, RuntimeError) as error:
             # A RuntimeError where another rank received the signal first, and is gone.
-            if self.stop.is_set or isinstance(error, KeyboardInterrupt):
+            if self.stop.is_set() or isinstance(error, KeyboardInterrupt):
                 raise interrupted(self.folder, self.checkpoint.epochs_saved, self.recipe.epochs) from None
             raise
         finally:
             self.progress.stop()
-            with contextlib.suppress(OSError):  # what ended the run is the better message
-                self.history.flush()
             for logger in self.loggers:
                 logger.finalize(status)
 
@@ -167,7 +163,8 @@ class TrainingLoop:
         self.model.train()
         accumulate = self.layout.accumulate
         for index, batch in enumerate(self.data.train_batches(self.epoch)):
-            self.stop.raise_if_set()
+            if self.stop.is_set():  # the KeyboardInterrupt may have fallen where exceptions are ignored
+                raise KeyboardInterrupt
             inputs, labels = self.fabric.to_device(batch)
             is_last = (index + 1) % accumulate == 0
             with self.fabric.no_backward_sync(self.model, enabled=not is_last):
@@ -242,7 +239,7 @@ class TrainingLoop:
         metrics_and_losses = metrics | {f"train/{name}": value for name, value in shown.items()}
         row = {"epoch": self.epoch + 1, "step": self.global_step, "seconds": round(time.monotonic() - self._clock, 2)}
         row |= {"lr": self.optimizer.param_groups[0]["lr"]} | metrics_and_losses
-        self.history.append(row, final=self.epoch + 1 == self.recipe.epochs)
+        self.history.append(row)
         self._clock = time.monotonic()
         self.progress.on_epoch_end(self.epoch, self.global_step, shown, metrics)
         for logger in self.loggers:
@@ -324,40 +321,3 @@ class TrainingLoop:
                 "or check that the labels fit the images.",
                 stacklevel=2,
             )
-
-
-class EpochMeans:
-    """Means of the loss and its components over the steps of an epoch, summed on the device."""
-
-    def __init__(self, loss_name: str) -> None:
-        self.loss_name = loss_name
-        self._names: tuple[str, ...] = ()
-        self._totals: Tensor | None = None
-        self._steps = 0
-
-    def add(self, outcome: Outcome) -> None:
-        """Take in one step."""
-        self._steps += 1
-        if self._totals is None:
-            # A copy: a compiled step uses the memory of its outcome again.
-            self._names, self._totals = outcome.names, outcome.values.double().clone()
-        elif self._names == outcome.names:
-            self._totals.add_(outcome.values)
-        else:
-            parts = " and ".join(", ".join(names[1:-1]) for names in (self._names, outcome.names))
-            raise TrainingError(f"The loss {self.loss_name} must have the same parts in every step, found {parts}.")
-
-    def all_reduce(self) -> None:
-        """Average over ranks."""
-        if self._totals is not None:
-            all_reduce_mean_([self._totals])
-
-    def read(self) -> dict[str, float]:
-        """The means so far; reading waits for the device."""
-        values = [] if self._totals is None else (self._totals / self._steps).tolist()
-        return dict(zip(self._names, values, strict=True))
-
-    def shown(self) -> dict[str, float]:
-        """The means to report: the loss and, where it has several, its components."""
-        shown = {name: value for name, value in self.read().items() if not name.startswith("_")}
-        return shown if len(shown) > 2 else {"loss": shown["loss"]} if shown else {}

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from lightning.fabric import Fabric, seed_everything
 from omegaconf import DictConfig, OmegaConf
-from torch import Tensor
+from torch import Tensor, nn
 
-from kedge.config.compose import CONFIG, DATASET, build, build_dataset, build_loss, load_config, loss_heads
+from kedge.config.compose import CONFIG, DATASET, build, build_dataset, build_loss, load_config, loss_heads, rename_keys
 from kedge.console import stderr
 from kedge.datasets import Dataset, train_val_split
 from kedge.distributed import broadcast_object, init_process_group, is_rank_zero, is_torchrun, rank_zero_first
@@ -27,15 +27,14 @@ from kedge.images import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from kedge.losses import RetrievalLoss
 from kedge.model import Model
 from kedge.model.io import described
-from kedge.training.checkpoint import BEST, KEPT, LAST
+from kedge.training.checkpoint import BEST, KEPT, LAST, wrap_os_errors
 from kedge.training.config import Settings
 from kedge.training.data import DeviceDataset, Examples, TrainingData, cached_features, class_means, fits_on
-from kedge.training.interrupts import wrap_os_errors
 from kedge.training.launch import launch
 from kedge.training.loggers import check_loggers, open_loggers
 from kedge.training.loop import TrainingLoop
 from kedge.training.parallel import SINGLE_PROCESS, Layout, device_of, layout_of, make_fabric, precision_on
-from kedge.training.step import Prepare, Step, compile_step
+from kedge.training.step import Step, compile_step
 
 __all__ = ["kept_epochs", "resume_run", "run_here", "start_run"]
 
@@ -46,7 +45,7 @@ _RESUME_KEYS = ("trainer.devices", "trainer.num_nodes", "trainer.accumulate")
 def start_run(config: DictConfig, folder: Path) -> Model:
     """Train as `config` says, leave everything in `folder`, return the model."""
     run_config = OmegaConf.masked_copy(config, [str(name) for name in config if name != "hydra"])
-    return _run(run_config, folder, resume=False)
+    return _run(rename_keys(run_config), folder, resume=False)
 
 
 def resume_run(folder: Path, overrides: Sequence[str] = (), *, trust: bool = False) -> Model:
@@ -158,36 +157,28 @@ class _Run:
         # A batch without a pair leaves some parameters of the loss unused, such as proxies.
         unused = self.loss.uses_other_samples and any(True for _ in self.loss.parameters())
         fabric = make_fabric(self.settings, self.layout, self.device, find_unused_parameters=unused)
-        with self._synced_batchnorm(step):
-            if self._compiles:
-                self._compile(step, fabric, data)
-            loop = TrainingLoop(
-                step,
-                data,
-                self.settings,
-                fabric=fabric,
-                layout=self.layout,
-                folder=self.folder,
-                head=self.encoder.head,
-                bounded=self.encoder.head_kind == "bounded",
-                loggers=open_loggers(self.settings.logger, self.folder) if is_rank_zero() else [],
-            )
-            if resume and (self.folder / LAST).exists():
-                loop.resume(self.folder / LAST)
-            loop.fit()
-        return self._finish(step)
-
-    @contextlib.contextmanager
-    def _synced_batchnorm(self, step: Step) -> Iterator[None]:
-        """Batch normalisation over the whole batch, on several GPUs and if the settings ask for it."""
-        if not (self.settings.trainer.sync_batchnorm and self.layout.processes > 1 and self.device.type == "cuda"):
-            yield
-            return
-        from lightning.pytorch.plugins import TorchSyncBatchNorm
-
-        TorchSyncBatchNorm().apply(step)
-        yield
-        TorchSyncBatchNorm().revert(step)
+        if self.settings.trainer.sync_batchnorm and self.layout.processes > 1 and self.device.type == "cuda":
+            nn.SyncBatchNorm.convert_sync_batchnorm(step)  # type: ignore[no-untyped-call]
+        if self._compiles:
+            self._compile(step, fabric, data)
+        loop = TrainingLoop(
+            step,
+            data,
+            self.settings,
+            fabric=fabric,
+            layout=self.layout,
+            folder=self.folder,
+            head=self.encoder.head,
+            bounded=self.encoder.head_kind == "bounded",
+            loggers=open_loggers(self.settings.logger, self.folder) if is_rank_zero() else [],
+        )
+        if resume and (self.folder / LAST).exists():
+            loop.resume(self.folder / LAST)
+        loop.fit()
+        with rank_zero_first():
+            if is_rank_zero():
+                self._model(self.folder / BEST, step).save(self.folder / "model")
+            return Model.load(self.folder / "model").to(self.device)
 
     def kept(self) -> Iterator[tuple[int, Model]]:
         """The model of each kept epoch, in their order; each is gone when the next is asked for."""
@@ -216,18 +207,19 @@ class _Run:
 
     def _preprocessing(self, size: int) -> Preprocessing:
         # Flip TTA only for what was trained with flips, as a frozen encoder was elsewhere.
-        mirror = self.recipe.mirror and self.dataset.flip and (self.recipe.freeze or self.recipe.augmentation.flip)
+        flip_tta = self.recipe.flip_tta and self.dataset.flip and (self.recipe.freeze or self.recipe.augmentation.flip)
         weights = self.config.encoder.weights
         model = described(weights) if weights else None
         if model is not None:
-            return replace(Preprocessing.from_json(model["preprocessing"]), size=size, flip_tta=mirror)
+            return replace(Preprocessing.from_json(model["preprocessing"]), size=size, flip_tta=flip_tta)
         if "mean" in self._published:
             # They divide pixels by 255, we by 256.
-            mean, std = ([value * 255 / 256 for value in self._published[name]] for name in ("mean", "std"))
-            return Preprocessing(size=size, mean=tuple(mean), std=tuple(std), flip_tta=mirror)
-        if not self.recipe.standardise:
-            return Preprocessing(size=size, flip_tta=mirror)
-        return Preprocessing(size=size, mean=IMAGENET_MEAN, std=IMAGENET_STD, flip_tta=mirror)
+            mean, std = (tuple(value * 255 / 256 for value in self._published[name]) for name in ("mean", "std"))
+        elif self.recipe.normalize:
+            mean, std = IMAGENET_MEAN, IMAGENET_STD
+        else:
+            return Preprocessing(size=size, flip_tta=flip_tta)
+        return Preprocessing(size=size, mean=mean, std=std, flip_tta=flip_tta)
 
     @cached_property
     def _published(self) -> dict[str, Any]:
@@ -316,41 +308,12 @@ class _Run:
             stderr().print(f"The step was compiled in {seconds:.0f} s.")
 
     def _step(self) -> Step:
-        distributed = self.layout.processes > 1
+        options: Any = {"dtype": self.dtype, "distributed": self.layout.processes > 1}
         if self.recipe.freeze:
-            prepare = Prepare(
-                _no_draws, lambda features, _: features.to(self.dtype), lambda features: features.to(self.dtype)
-            )
-            step = Step(self.encoder.head, self.loss, prepare, self.recipe.mixing, distributed=distributed)
-        else:
-            prepare, flip_tta = self._prepare_images(), self.preprocessing.flip_tta
-            step = Step(
-                self.encoder, self.loss, prepare, self.recipe.mixing, flip_tta=flip_tta, distributed=distributed
-            )
-        return step.to(self.dtype)
-
-    def _prepare_images(self) -> Prepare:
-        augmentation = self.recipe.augmentation
-        if not self.dataset.flip:
-            augmentation = replace(augmentation, flip=False)
-
-        def augment(pixels: Tensor, draws: Tensor) -> Tensor:
-            images = augmentation.apply(pixels, draws)
-            images = self.preprocessing.normalize(self.preprocessing.resize(images))
-            return images.to(self.dtype).contiguous(memory_format=self.memory_format)
-
-        def plain(pixels: Tensor) -> Tensor:
-            return self.preprocessing.to_input(pixels).to(self.dtype)
-
-        return Prepare(augmentation.draw, augment, plain)
-
-    def _finish(self, step: Step) -> Model:
-        with rank_zero_first():
-            if not is_rank_zero():
-                return Model.load(self.folder / "model").to(self.device)
-            model = self._model(self.folder / BEST, step)
-            model.save(self.folder / "model")
-        return model.to(self.device)
+            return Step(self.encoder.head, self.loss, self.recipe.mixing, **options).to(self.dtype)
+        augmentation = replace(self.recipe.augmentation, flip=self.recipe.augmentation.flip and self.dataset.flip)
+        options |= {"preprocessing": self.preprocessing, "memory_format": self.memory_format}
+        return Step(self.encoder, self.loss, self.recipe.mixing, augmentation, **options).to(self.dtype)
 
     def _model(self, checkpoint: Path, step: Step) -> Model:
         step.float().load_state_dict(torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"])
@@ -369,8 +332,3 @@ class _Run:
             embed = make(anchors=None).to(self.device).embed_pixels
             anchors = class_means(embed, self.images, len(self.dataset.classes))
         return make(anchors=anchors)
-
-
-def _no_draws(count: int, generator: torch.Generator, device: torch.device) -> Tensor:
-    del generator
-    return torch.empty(0, count, device=device)

@@ -13,22 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from kedge.distributed import all_gather_rows, all_gather_with_grad, is_rank_zero
-from kedge.images import Mixing
+from kedge.images import Augmentation, Mixing, Preprocessing
 from kedge.losses import RetrievalLoss
 from kedge.losses.base import in_full_precision
-from kedge.training.rng import RankRNG, fork_rng
+from kedge.training.parallel import RankRNG, fork_rng
 
-__all__ = ["Draws", "Outcome", "Prepare", "Step", "compile_step"]
-
-
-class Prepare(NamedTuple):
-    """How a fetched batch becomes the network's input."""
-
-    draw: Callable[[int, torch.Generator, torch.device], Tensor]
-    """The random numbers with which `augment` changes so many inputs."""
-    augment: Callable[[Tensor, Tensor], Tensor]
-    plain: Callable[[Tensor], Tensor]
-    """Without augmentation."""
+__all__ = ["Draws", "Outcome", "Step", "compile_step"]
 
 
 class Draws(NamedTuple):
@@ -42,11 +32,8 @@ class Draws(NamedTuple):
         return Draws(self.augmentation[:, start:stop], self.mixing[:, start:stop])
 
 
-class Embedded(NamedTuple):
-    """Embeddings and, where images were mixed, the partner of each and its own weight."""
-
-    embeddings: Tensor
-    mixed: tuple[Tensor, Tensor] | None
+Embedded = tuple[Tensor, tuple[Tensor, Tensor] | None]
+"""Embeddings and, where images were mixed, the partner of each and its own weight."""
 
 
 class Outcome(NamedTuple):
@@ -58,7 +45,7 @@ class Outcome(NamedTuple):
 
 
 class Step(nn.Module):
-    """Network and loss, from a batch of pixels to the loss.
+    """Network and loss, from a batch of pixels (or of features, where there is no `preprocessing`) to the loss.
 
     With several processes each has a part of the batch and mixes the images of its own part. Embeddings are gathered
     for a loss that depends on the other samples of the batch.
@@ -68,17 +55,18 @@ class Step(nn.Module):
         self,
         network: nn.Module,
         loss: RetrievalLoss,
-        prepare: Prepare,
         mixing: Mixing,
+        augmentation: Augmentation | None = None,
+        preprocessing: Preprocessing | None = None,
         *,
-        flip_tta: bool = False,
+        dtype: torch.dtype = torch.float32,
+        memory_format: torch.memory_format = torch.contiguous_format,
         distributed: bool = False,
     ) -> None:
         super().__init__()
-        self.network, self.loss = network, loss
-        self.prepare, self.mixing = prepare, mixing
-        self.flip_tta = flip_tta
-        """Flip TTA: whether the model will average over mirrored images too."""
+        self.network, self.loss, self.mixing = network, loss, mixing
+        self.augmentation, self.preprocessing = augmentation, preprocessing
+        self.dtype, self.memory_format = dtype, memory_format
         self.gathers = distributed and loss.uses_other_samples
         # A loss that compiles draws no random numbers: then the global RNG is all this rank's own.
         self.rank_rng = RankRNG() if distributed and not loss.compiles else None
@@ -87,7 +75,10 @@ class Step(nn.Module):
     def draw(self, inputs: Tensor, generator: torch.Generator, parts: int = 1) -> Draws:
         """The random numbers of one step, for a batch of so many parts like `inputs`."""
         count, device = len(inputs) * parts, inputs.device
-        return Draws(self.prepare.draw(count, generator, device), self.mixing.draw(count, generator, device))
+        augmentation = torch.empty(0, count, device=device)
+        if self.augmentation is not None:
+            augmentation = self.augmentation.draw(count, generator, device)
+        return Draws(augmentation, self.mixing.draw(count, generator, device))
 
     def forward(self, inputs: Tensor, labels: Tensor, draws: Draws) -> Outcome:
         """Loss of a batch; compiled, if `compile_step` succeeded."""
@@ -106,16 +97,25 @@ class Step(nn.Module):
 
     def embed(self, inputs: Tensor, draws: Draws) -> Embedded:
         """Augment, mix and embed images."""
-        images = self.prepare.augment(inputs, draws.augmentation)
+        images = inputs
+        if self.augmentation is not None and self.preprocessing is not None:
+            images = self.augmentation.apply(inputs, draws.augmentation)
+            images = self.preprocessing.normalize(self.preprocessing.resize(images))
+            images = images.contiguous(memory_format=self.memory_format)
+        images = images.to(self.dtype)
         if not (self.mixing.cutmix or self.mixing.mixup):
-            return Embedded(self.network(images), None)
+            return self.network(images), None
         mixed = self.mixing.apply(images, draws.mixing)
-        return Embedded(self.network(mixed.images), (mixed.partners, mixed.weights))
+        return self.network(mixed.images), (mixed.partners, mixed.weights)
 
     def embed_plain(self, inputs: Tensor) -> Tensor:
         """The network's output for images as they are, as the model will compute it."""
-        images = self.prepare.plain(inputs)
-        output: Tensor = self.network(images, flip_tta=True) if self.flip_tta else self.network(images)
+        if self.preprocessing is None:
+            images, options = inputs, {}
+        else:
+            images = self.preprocessing.to_input(inputs)
+            options = {"flip_tta": True} if self.preprocessing.flip_tta else {}
+        output: Tensor = self.network(images.to(self.dtype), **options)
         return output
 
     def compare(self, embedded: Embedded, labels: Tensor) -> Outcome:
@@ -124,7 +124,7 @@ class Step(nn.Module):
         values = torch.stack(list(components.values()))
         total = values.sum()
         with torch.no_grad():
-            points = self.loss.embed(in_full_precision(embedded.embeddings.detach()))
+            points = self.loss.embed(in_full_precision(embedded[0].detach()))
             spread = (points - points.mean(0)).square().sum(1).mean()
             values = torch.cat([total.reshape(1), values, spread.reshape(1)]).double()
         return Outcome(total, values, ("loss", *components, "_spread"))

@@ -48,7 +48,8 @@ def run_all(cases: dict[str, Sequence[str]], out: Path) -> None:
 
     def stops(self: TrainingLoop) -> None:
         real_start(self)
-        self.stop.is_set = self.epoch == stop_at
+        if self.epoch == stop_at:
+            self.stop.set()
         if self.epoch == break_at and global_rank() == world_size() - 1:
             with torch.no_grad():
                 next(self.step.network.parameters()).fill_(torch.nan)
