@@ -31,7 +31,7 @@ HEAVY = (
     "kedge.evaluation",
     "kedge.gallery",
     "kedge.audit",
-    "kedge.serving.server",
+    "kedge.serving.app",
     "kedge.reproduce.experiments",
 )
 

@@ -24,8 +24,7 @@ import uvicorn
 from PIL import Image
 
 from kedge.gallery import Gallery
-from kedge.serving.app import create_app
-from kedge.serving.server import uvicorn_config
+from kedge.serving.app import create_app, uvicorn_config
 from kedge.serving.service import Service
 from kedge.serving.settings import Settings
 from kedge.training import train

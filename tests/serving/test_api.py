@@ -194,7 +194,6 @@ def test_the_map_is_drawn_when_it_is_asked_for(built: Path, query: Query, monkey
     monkeypatch.setattr(Projection, "__init__", counted)
     with client_of(built) as api:
         assert api.post("/search", content=query("level"), headers=PNG).json()["place"] is None
-        service_of(api)._projection_thread.submit(int).result(30)  # after all that was begun
         assert drawn == []
         assert api.get("/map").status_code == 200
         assert api.post("/search", content=query("level"), headers=PNG).json()["place"] is not None

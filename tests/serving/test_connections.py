@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
 
 from kedge.serving import connections
 from kedge.serving.connections import ConnectionLimiter
-from kedge.serving.errors import Refused
-from kedge.serving.limits import UploadBudget
 from kedge.serving.metrics import Metrics
 from kedge.serving.settings import Settings
+from kedge.serving.uploads import Uploads
 
 Query = Callable[..., bytes]
 HEADER = b"GET /api/v1/health HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -304,16 +305,20 @@ def test_the_upload_that_stalled_longest_makes_room(built: Path, serving: Servin
 
 
 def test_uploads_that_are_worked_on_are_not_cut_off() -> None:
+    def arriving(size: int) -> Request:
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": bytes(size), "more_body": False}
+
+        return Request({"type": "http", "headers": [(b"content-type", b"image/png")]}, receive)
+
     async def try_it() -> None:
-        budget = UploadBudget(100, Metrics())
-        with budget.upload() as worked_on, budget.upload() as arriving:
-            async with worked_on.deadline(LONG):
-                budget.grow(worked_on, 80)
-            budget.complete(worked_on)
-            with pytest.raises(Refused) as refused:
-                budget.grow(arriving, 30)
-            assert refused.value.status == HTTPStatus.TOO_MANY_REQUESTS
-            assert not worked_on.is_cut_off
-        assert budget.held == 0
+        uploads = Uploads(Settings(upload_memory=100, max_bytes=100), Metrics())
+        async with uploads.image(arriving(80)) as worked_on:
+            with pytest.raises(HTTPException) as refused:
+                async with uploads.image(arriving(30)):
+                    pytest.fail("There is no room for it.")
+            assert refused.value.status_code == HTTPStatus.TOO_MANY_REQUESTS
+            assert (len(worked_on), uploads.held) == (80, 80)
+        assert uploads.held == 0
 
     asyncio.run(try_it())

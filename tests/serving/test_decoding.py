@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,9 +18,9 @@ from PIL import Image
 from kedge.errors import ImageError
 from kedge.gallery import Gallery
 from kedge.images import Preprocessing, read_image
-from kedge.serving import decoding
+from kedge.serving import batching
 from kedge.serving.app import create_app
-from kedge.serving.decoding import Decoders
+from kedge.serving.batching import Decoders
 from kedge.serving.settings import Settings
 
 pytestmark = pytest.mark.timeout(120)
@@ -47,55 +48,87 @@ decoder.main()
 """The decoder, with some pictures that are worse than can be made without knowing of a fault in a library."""
 
 
-@pytest.fixture
-def decoders(monkeypatch: pytest.MonkeyPatch) -> Iterator[Decoders]:
-    monkeypatch.setattr(decoding, "_PROGRAM", PROGRAM)
-    found = Decoders(1, 3.0, 50_000_000)
-    yield found
-    found.close()
+def with_decoders(seconds: float, act: Callable[[Decoders], Awaitable[None]]) -> None:
+    """Call it with a pool of one decoder, which is closed afterwards."""
+
+    async def work() -> None:
+        decoders = Decoders(1, seconds, 50_000_000)
+        try:
+            await act(decoders)
+        finally:
+            await decoders.close()
+
+    asyncio.run(work())
 
 
-def test_what_is_decoded_elsewhere_is_the_same(decoders: Decoders, stripe_files: Path) -> None:
+def test_what_is_decoded_elsewhere_is_the_same(stripe_files: Path) -> None:
     file = next((stripe_files / "test").rglob("*.png"))
-    for size in (8, 17, None):
-        expected = Preprocessing(size=size).to_pixels(read_image(file))
-        assert np.array_equal(decoders.pixels(file.read_bytes(), size), expected)
-    with pytest.raises(ImageError, match=r"^The image cannot be read: it is not an image of a known format\.$"):
-        decoders.pixels(b"certainly not", 8)
-    with pytest.raises(ImageError, match="more than the limit of 50,000,000"):
-        decoders.pixels(b"P6 9000 9000 255 " + bytes(60_000), 8)
+
+    async def decode(decoders: Decoders) -> None:
+        for size in (8, 17, None):
+            expected = Preprocessing(size=size).to_pixels(read_image(file))
+            assert np.array_equal(await decoders.pixels(file.read_bytes(), size), expected)
+        with pytest.raises(ImageError, match=r"^The image cannot be read: it is not an image of a known format\.$"):
+            await decoders.pixels(b"certainly not", 8)
+        with pytest.raises(ImageError, match="more than the limit of 50,000,000"):
+            await decoders.pixels(b"P6 9000 9000 255 " + bytes(60_000), 8)
+
+    with_decoders(30, decode)
 
 
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (b"slow", "decoding it takes longer than 3 seconds"),
+        (b"slow", "decoding it takes longer than 2 seconds"),
         (b"crash", "its decoder failed"),
         (b"large", "it takes too much memory"),
     ],
 )
-def test_a_bad_picture_ends_alone(decoders: Decoders, query: Query, content: bytes, sentence: str) -> None:
-    for _ in range(2):
-        with pytest.raises(ImageError, match=f"^The image cannot be read: {sentence}.$"):
-            decoders.pixels(content, 8)
-        assert decoders.pixels(query("level"), 8).shape == (3, 8, 8)
+def test_a_bad_picture_ends_alone(query: Query, content: bytes, sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batching, "_PROGRAM", PROGRAM)
+
+    async def decode(decoders: Decoders) -> None:
+        for _ in range(2):
+            with pytest.raises(ImageError, match=f"^The image cannot be read: {sentence}.$"):
+                await decoders.pixels(content, 8)
+            assert (await decoders.pixels(query("level"), 8)).shape == (3, 8, 8)
+
+    with_decoders(2, decode)
 
 
-def test_no_process_stays_behind(decoders: Decoders, query: Query) -> None:
-    decoders.pixels(query("level"), 8)
-    child = decoders._idle.queue[0]._process
-    assert child is not None
-    assert child.poll() is None
-    decoders.close()
-    assert child.poll() is not None
+def test_a_request_that_is_given_up_leaves_no_answer_to_the_next(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batching, "_PROGRAM", PROGRAM)
+
+    async def decode(decoders: Decoders) -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await decoders.pixels(b"slow", 8)
+        assert (await decoders.pixels(query("level"), 8)).shape == (3, 8, 8)
+
+    with_decoders(30, decode)
+
+
+def test_no_process_stays_behind(query: Query) -> None:
+    async def decode(decoders: Decoders) -> None:
+        await decoders.pixels(query("level"), 8)
+        [process] = decoders._idle
+        assert process.returncode is None
+        await decoders.close()
+        assert process.returncode is not None
+
+    with_decoders(30, decode)
 
 
 def test_a_decoder_ends_with_its_input() -> None:
     """So that none is left when a server is killed."""
-    child = decoding._start()
-    assert child.stdin is not None
-    child.stdin.close()
-    assert child.wait(60) == 0
+
+    async def end() -> int:
+        process = await batching._start()
+        assert process.stdin is not None
+        process.stdin.close()
+        return await process.wait()
+
+    assert asyncio.run(end()) == 0
 
 
 @pytest.fixture
@@ -131,7 +164,7 @@ def in_background(count: int, act: Callable[[], int]) -> tuple[ThreadPoolExecuto
 def test_slow_uploads_and_slow_thumbnails_keep_nobody_else_waiting(
     pictures: Path, query: Query, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decoding, "_PROGRAM", PROGRAM)
+    monkeypatch.setattr(batching, "_PROGRAM", PROGRAM)
     settings = Settings(decode_seconds=15, images=(pictures.parent,))
     with TestClient(create_app(pictures, settings), base_url="http://localhost") as client:
         ids = [item["id"] for item in client.get("/api/v1/items").json()["items"]]

@@ -34,10 +34,10 @@ from kedge.errors import ConfigError, DataError, GalleryError
 from kedge.gallery import Gallery
 from kedge.gallery import gallery as gallery_module
 from kedge.gallery.table import LOCK
-from kedge.serving import decoding
-from kedge.serving import server as server_module
+from kedge.serving import app as app_module
+from kedge.serving import batching
 from kedge.serving.app import create_app
-from kedge.serving.image_files import ImageFiles
+from kedge.serving.catalogue import ImageFiles
 from kedge.serving.settings import Settings
 
 PNG = {"Content-Type": "image/png"}
@@ -293,7 +293,7 @@ def test_a_writable_server_without_a_key_makes_one_up(monkeypatch: pytest.Monkey
         del gallery, others
         found.append((settings, generated))
 
-    monkeypatch.setattr(server_module, "serve", instead)
+    monkeypatch.setattr(app_module, "serve", instead)
     monkeypatch.delenv("KEDGE_KEY", raising=False)
     for _ in range(2):
         verb.serve(tmp_path, writable=True)
@@ -448,7 +448,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], set
     """The sizes of pictures whose pixels were asked for, in the processes that decode."""
     log = tmp_path / "decoded"
     log.touch()
-    monkeypatch.setattr(decoding, "_PROGRAM", NOTING.format(log=str(log)))
+    monkeypatch.setattr(batching, "_PROGRAM", NOTING.format(log=str(log)))
     return lambda: set(log.read_text().splitlines())
 
 
@@ -1039,7 +1039,7 @@ def test_a_name_can_be_allowed(built: Path) -> None:
 
 def test_names_and_sites_come_from_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found: list[Settings] = []
-    monkeypatch.setattr(server_module, "serve", lambda gallery, settings, **others: found.append(settings))
+    monkeypatch.setattr(app_module, "serve", lambda gallery, settings, **others: found.append(settings))
     monkeypatch.delenv("KEDGE_KEY", raising=False)
     verb.serve(tmp_path)
     verb.serve(tmp_path, allow_host=["pictures.example"], allow_origin=[FRIEND], max_upload=3, images=[tmp_path])

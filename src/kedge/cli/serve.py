@@ -54,7 +54,7 @@ def serve(
     from kedge.deps import require
     from kedge.serving.settings import Settings, read_key
 
-    server = require("kedge.serving.server", extra="serve", purpose="kedge serve")
+    server = require("kedge.serving.app", extra="serve", purpose="kedge serve")
     key = read_key(key_file)
     generated = writable and key is None
     settings = Settings(

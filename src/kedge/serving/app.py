@@ -1,28 +1,51 @@
-"""The ASGI application: API, page, metrics, and the security middleware in front of them."""
+"""The ASGI application (API, page, metrics, and the security middleware in front of them), and uvicorn to run it."""
 
 from __future__ import annotations
 
+import asyncio
+import signal
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
+from typing import cast
 
+import uvicorn
 from fastapi import Depends, FastAPI, Response
 from fastapi.responses import FileResponse
 from fastapi.security import HTTPBearer
+from rich.console import Console
+from starlette.concurrency import run_in_threadpool
 from starlette.middleware.cors import CORSMiddleware
 from starlette.staticfiles import StaticFiles
 
 import kedge
+from kedge.errors import ConfigError
+from kedge.serving.connections import Connection, ConnectionLimiter
 from kedge.serving.errors import answer_errors, refuse_unknown_parameters
 from kedge.serving.metrics import Metrics
 from kedge.serving.routes import items, meta, search
+from kedge.serving.schemas import Error
 from kedge.serving.security import API, SecurityMiddleware
 from kedge.serving.service import Service
 from kedge.serving.settings import Settings
 
-__all__ = ["create_app"]
+__all__ = ["create_app", "serve", "uvicorn_config"]
 
 _PAGE = Path(__file__).parent / "page"
+_GRACE_SECONDS = 30
+"""How long requests in flight may take after the signal."""
+_LOGS = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {"plain": {"format": "%(asctime)s %(levelname)s %(message)s"}},
+    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "plain"}},
+    "loggers": {
+        "uvicorn": {"handlers": ["stderr"], "level": "WARNING", "propagate": False},
+        "kedge.serving": {"handlers": ["stderr"], "level": "INFO", "propagate": False},
+    },
+}
 
 
 def create_app(gallery: str | Path, settings: Settings | None = None) -> FastAPI:
@@ -36,7 +59,7 @@ def create_app(gallery: str | Path, settings: Settings | None = None) -> FastAPI
         del app
         await service.start()
         yield
-        service.close()
+        await service.close()
 
     app = FastAPI(
         title="Kedge",
@@ -46,19 +69,20 @@ def create_app(gallery: str | Path, settings: Settings | None = None) -> FastAPI
         openapi_url=f"{API}/openapi.json",
         docs_url=None,  # they would be fetched from another host
         redoc_url=None,
+        responses={"default": {"model": Error, "description": "What is wrong, in one sentence."}},
     )
     app.state.service = service
     answer_errors(app)
     # The middleware asks for the key before anything is read; this only says so in the description.
     bearer = [Depends(HTTPBearer(auto_error=False))] if settings.key is not None else []
     checked = [Depends(refuse_unknown_parameters)]
-    for routes in (search, items, meta):
-        app.include_router(routes.router_of(service), prefix=API, dependencies=[*bearer, *checked])
-    app.include_router(meta.probes_of(service), prefix=API, dependencies=checked)
+    for router in (search.router, items.router, meta.router):
+        app.include_router(router, prefix=API, dependencies=[*bearer, *checked])
+    app.include_router(meta.probes, prefix=API, dependencies=checked)
 
     @app.get("/metrics", include_in_schema=False)
     async def prometheus() -> Response:
-        await service.run(service.catalogue)
+        await run_in_threadpool(service.catalogue)
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @app.get("/", include_in_schema=False)
@@ -75,3 +99,51 @@ def create_app(gallery: str | Path, settings: Settings | None = None) -> FastAPI
         )
     app.add_middleware(SecurityMiddleware, settings=settings, metrics=metrics)
     return app
+
+
+def serve(gallery: str | Path, settings: Settings, *, host: str, port: int, generated: bool, console: Console) -> None:
+    """Serve a gallery; returns after SIGINT or SIGTERM, once the requests in flight are answered."""
+    listening = _listen(host, port)
+    app = create_app(gallery, settings)
+    name = f"[{host}]" if ":" in host else "127.0.0.1" if host == "0.0.0.0" else host
+    address = f"http://{name}:{listening.getsockname()[1]}/"
+    console.print(f"The page: {address}{f'#key={settings.key}' if generated else ''}")
+    console.print(f"The API:  {address}api/v1/openapi.json")
+    if settings.key is not None and not generated:
+        console.print("Both want the key that you have set.")
+    if not settings.images and not app.state.service.gallery.thumbnails:
+        console.print("The gallery keeps no thumbnails: --images FOLDER shows the image files below a folder.")
+    console.print("Ctrl-C stops it.")
+    # Uvicorn raises the signal that stopped it once more when it is done, which would end this process with an error.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    uvicorn.Server(uvicorn_config(app)).run(sockets=[listening])
+
+
+def uvicorn_config(app: FastAPI) -> uvicorn.Config:
+    """Uvicorn with our limits on connections."""
+    service: Service = app.state.service
+    return uvicorn.Config(
+        app,
+        # Always h11, whose states the deadlines follow; nobody here speaks WebSocket.
+        http=cast("type[asyncio.Protocol]", partial(Connection, ConnectionLimiter(service.settings, service.metrics))),
+        ws="none",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=_GRACE_SECONDS,
+        log_config=_LOGS,
+    )
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+    except (OSError, OverflowError) as error:
+        listening.close()
+        reason = getattr(error, "strerror", None) or error
+        sentence = f"{host}:{port} cannot be listened on ({reason}): choose another --host or --port."
+        raise ConfigError(sentence) from error
+    return listening

@@ -1,37 +1,38 @@
-"""Dynamic batching: images that arrive together go through the encoder together."""
+"""From the bytes of an image to its embedding: decoder processes that may be killed, and one encoder for all."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from kedge.errors import ImageError
 from kedge.model import Model
 from kedge.serving.metrics import Metrics
 
-__all__ = ["BatchedEncoder"]
+__all__ = ["BatchedEncoder", "Decoders"]
 
-_CPU_PIXELS = 8 * 224 * 224
-"""What a CPU's caches have room for: in larger batches each image takes longer."""
+_PROGRAM = "from kedge.images.decoder import main; main()"
 _Request = tuple[Tensor, "asyncio.Future[np.ndarray]"]
 
 
 class BatchedEncoder:
-    """One encoder for all requests.
-
-    Nobody waits for a batch to fill: whatever arrived while one was encoded is the next one.
-    """
+    """Dynamic batching: images that arrive while a batch is encoded are the next one; nobody waits for one to fill."""
 
     def __init__(self, model: Model, batch_size: int, metrics: Metrics) -> None:
-        self._model, self._metrics = model, metrics
-        if model.device.type == "cpu":
-            batch_size = max(1, min(batch_size, _CPU_PIXELS // (model.preprocessing.size or 1) ** 2))
-        self._batch_size = batch_size
+        self._model, self._batch_size, self._metrics = model, batch_size, metrics
         self._queue: deque[_Request] = deque()
+        # One thread, since each has an OpenMP team of its own.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="encoder")
         self._worker: asyncio.Task[None] | None = None
 
@@ -45,10 +46,7 @@ class BatchedEncoder:
 
     async def _work(self) -> None:
         loop = asyncio.get_running_loop()
-        while self._queue:
-            batch = self._next_batch()
-            if not batch:
-                continue
+        while batch := self._next_batch():
             self._metrics.batch.observe(len(batch))
             try:
                 embeddings = await loop.run_in_executor(self._thread, self._embed, [pixels for pixels, _ in batch])
@@ -79,3 +77,78 @@ class BatchedEncoder:
     def close(self) -> None:
         """Let the thread go."""
         self._thread.shutdown()
+
+
+class Decoders:
+    """A pool of processes that decode untrusted images, each killed when an image takes longer than `seconds`.
+
+    Threads that decode could not be killed: a few images that take minutes would end the service for all.
+    """
+
+    def __init__(self, count: int, seconds: float, max_pixels: int) -> None:
+        self._seconds, self._max_pixels = seconds, max_pixels
+        self._slots = asyncio.Semaphore(count)
+        self._idle: list[Process] = []
+
+    async def pixels(self, content: bytes, size: int | None) -> np.ndarray:
+        """The centre of an image as uint8, 3 x size x size; without a size, all of it."""
+        answer, pixels = await self._ask({"size": size}, content)
+        return np.frombuffer(bytearray(pixels), np.uint8).reshape(answer["shape"])
+
+    async def thumbnail(self, path: Path, side: int) -> bytes:
+        """A small copy of the image in a file, as JPEG."""
+        return (await self._ask({"path": str(path), "thumbnail": side}))[1]
+
+    async def close(self) -> None:
+        """End the processes."""
+        while self._idle:
+            await _kill(self._idle.pop())
+
+    async def _ask(self, order: dict[str, Any], content: bytes = b"") -> tuple[dict[str, Any], bytes]:
+        """What a process answers; where it does not in time, or dies, another one takes its place."""
+        async with self._slots:
+            process = self._idle.pop() if self._idle else await _start()
+            try:
+                async with asyncio.timeout(self._seconds):
+                    answer, payload = await _exchange(process, {**order, "max_pixels": self._max_pixels}, content)
+            except TimeoutError:
+                reason = f"decoding it takes longer than {self._seconds:g} seconds"
+                raise ImageError(f"The image cannot be read: {reason}.") from None
+            except (OSError, EOFError):
+                raise ImageError("The image cannot be read: its decoder failed.") from None
+            else:
+                self._idle.append(process)
+            finally:
+                if process not in self._idle:  # also where the request was given up: nobody reads its answer
+                    await _kill(process)
+        if "error" in answer:
+            raise ImageError(answer["error"])
+        return answer, payload
+
+
+async def _start() -> Process:
+    modules = os.pathsep.join(part for part in sys.path if part)
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-c", _PROGRAM),
+        env={**os.environ, "PYTHONPATH": modules, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+        stdin=PIPE,
+        stdout=PIPE,
+        stderr=DEVNULL,  # what libtiff says of each damaged file
+        start_new_session=True,  # Ctrl-C is for the server, which still answers what it has accepted
+    )
+
+
+async def _kill(process: Process) -> None:
+    if process.returncode is None:
+        process.kill()
+    await process.wait()
+
+
+async def _exchange(process: Process, order: dict[str, Any], content: bytes) -> tuple[dict[str, Any], bytes]:
+    orders, answers = process.stdin, process.stdout
+    if orders is None or answers is None:
+        raise EOFError
+    orders.write(json.dumps({**order, "bytes": len(content)}).encode() + b"\n" + content)
+    await orders.drain()
+    answer = json.loads(await answers.readuntil(b"\n"))
+    return answer, await answers.readexactly(answer["bytes"])

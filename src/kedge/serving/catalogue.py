@@ -1,23 +1,25 @@
-"""One version of a gallery as a flat list of items: what is counted, listed and drawn."""
+"""What a server shows of one version of a gallery: its items as a flat list, and the image files that may be read."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 import numpy as np
 
+from kedge.errors import ConfigError
 from kedge.gallery.items import Items
-from kedge.gallery.search import Columns
+from kedge.gallery.search import Hit
 
-__all__ = ["UPLOADS", "Catalogue", "shown_name"]
+__all__ = ["UPLOADS", "Catalogue", "ImageFiles", "shown_name"]
 
 UPLOADS = "uploads"
 """The folder in a gallery for uploaded images."""
 
 
 class Catalogue(Items):
-    """The items of a snapshot in order of their ids."""
+    """The items of a snapshot in order of their ids: what is counted, listed and drawn."""
 
     @cached_property
     def label_counts(self) -> np.ndarray:
@@ -38,23 +40,44 @@ class Catalogue(Items):
         lists.prefetch([int(np.searchsorted(lists.offsets, row, side="right")) - 1])
         return np.array(lists.vectors[row])
 
-    def typical(self, anchor: int, k: int) -> Columns:
+    def typical(self, anchor: int, k: int) -> list[Hit]:
         """The items of an anchor's list that are nearest to it."""
         vector = self.snapshot.anchors.vectors[anchor : anchor + 1]
         [columns] = self.snapshot.scan(vector, k, [np.array([anchor])])
-        return columns
+        return [Hit(*row) for row in zip(*columns, strict=True)]
 
     def spread(self, count: int) -> np.ndarray:
         """At most so many items, as evenly from all labels as they allow, always the same ones."""
+        import pandas as pd
+
         if len(self) <= count:
             return np.arange(len(self))
         # Each label's first items come first, then each label's second …
         shuffled = np.random.default_rng(0).permutation(len(self))
-        by_label = shuffled[np.argsort(self.labels[shuffled], kind="stable")]
-        labels = self.labels[by_label]
-        starts = np.flatnonzero(np.concatenate([[True], labels[1:] != labels[:-1]]))
-        turn = np.arange(len(self)) - np.repeat(starts, np.diff([*starts, len(self)]))
-        return np.sort(by_label[np.argsort(turn, kind="stable")[:count]])
+        turn = pd.Series(shuffled).groupby(self.labels[shuffled]).cumcount()
+        return np.sort(shuffled[np.argsort(turn.to_numpy(), kind="stable")[:count]])
+
+
+class ImageFiles:
+    """Allow-list of image files, since a gallery's table can name any: those below named folders, and uploads."""
+
+    def __init__(self, gallery: Path, folders: Sequence[Path]) -> None:
+        for folder in folders:
+            if not folder.is_dir():
+                raise ConfigError(f"--images must name a folder of this machine, found {folder}.")
+        # Whoever made the gallery may have made its uploads a link to anywhere, so that only the gallery is resolved.
+        self._folders = [gallery.resolve() / UPLOADS, *(folder.resolve() for folder in folders)]
+
+    def find(self, path: str | None) -> Path | None:
+        """The file at a path of the table; None unless it lies, links followed, in one of the folders."""
+        if path is None:
+            return None
+        try:
+            file = Path(path).resolve()
+            is_shown = any(file.is_relative_to(folder) for folder in self._folders) and file.is_file()
+        except (OSError, ValueError):  # a path that no file can have
+            return None
+        return file if is_shown else None
 
 
 def shown_name(path: str | None) -> str | None:

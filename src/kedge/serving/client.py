@@ -18,6 +18,7 @@ __all__ = ["Client"]
 
 _CONTENT_TYPE = "application/octet-stream"
 _ATTEMPTS = 4
+_RETRY_SECONDS = 1.0
 
 
 class Client:
@@ -110,15 +111,11 @@ class Client:
             except HTTPError as error:
                 if error.code != 429 or left == 0:
                     raise ServiceError(_sentence(error)) from error
-                time.sleep(_pause(error.headers.get("Retry-After")))
+                time.sleep(_RETRY_SECONDS)
             except (URLError, OSError, HTTPException) as error:
                 reason = getattr(error, "reason", error)
                 raise ServiceError(f"{self.url} does not answer: {reason}.") from error
         raise AssertionError  # the last try has returned or raised
-
-
-def _pause(retry_after: str | None) -> float:
-    return min(5.0, float(retry_after)) if retry_after is not None and retry_after.isdecimal() else 1.0
 
 
 class _NoRedirects(HTTPRedirectHandler):

@@ -10,7 +10,6 @@ import asyncio
 import ipaddress
 import json
 import sys
-from collections import Counter
 from http import HTTPStatus
 from typing import Any
 
@@ -21,7 +20,7 @@ from kedge.serving.metrics import Metrics
 from kedge.serving.security import SAFE_HEADERS
 from kedge.serving.settings import Settings
 
-__all__ = ["Connection", "ConnectionLimiter", "open_file_limit"]
+__all__ = ["Connection", "ConnectionLimiter"]
 
 _BUSY = "The server has too many connections: try again in a moment."
 _SLOW = "The request came too slowly: try again."
@@ -32,51 +31,38 @@ class ConnectionLimiter:
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self.settings, self.metrics = settings, metrics
-        self.limit = min(settings.connections, open_file_limit(2 * settings.connections) // 2)
-        self._addresses: Counter[str] = Counter()
+        self.limit = min(settings.connections, _raise_file_limit(2 * settings.connections) // 2)
         self._open: dict[Connection, str] = {}
-        self._incomplete: dict[Connection, None] = {}
-        """Connections without a complete request, the one that has taken longest over it first."""
+        """With their addresses."""
 
     def admit(self, connection: Connection) -> bool:
         """Whether a new connection may stay, if need be in the place of one without a complete request."""
         address = _network_of(connection.client)
-        slowest = None
-        if self._addresses[address] >= self.settings.connections_per_address:
-            slowest = next((other for other in self._incomplete if self._open[other] == address), None)
+        of_address = [other for other, others_address in self._open.items() if others_address == address]
+        if len(of_address) >= self.settings.connections_per_address:
+            is_admitted = self._make_room(of_address)
         elif len(self._open) >= self.limit:
-            slowest = next(iter(self._incomplete), None)
+            is_admitted = self._make_room(list(self._open))
         else:
-            self._add(connection, address)
-            return True
+            is_admitted = True
+        if is_admitted:
+            self._open[connection] = address
+            self.metrics.connections.set(len(self._open))
+        return is_admitted
+
+    def _make_room(self, connections: list[Connection]) -> bool:
+        """Close the connection that has taken longest over its request; False if all requests are complete."""
         self.metrics.dropped.inc()
-        if slowest is None:
-            return False
-        self.release(slowest)
-        slowest.refuse(HTTPStatus.SERVICE_UNAVAILABLE, _BUSY)
-        self._add(connection, address)
-        return True
-
-    def _add(self, connection: Connection, address: str) -> None:
-        self._open[connection] = address
-        self._addresses[address] += 1
-        self._incomplete[connection] = None
-        self.metrics.connections.set(len(self._open))
-
-    def moved_on(self, connection: Connection, *, is_complete: bool) -> None:
-        """Note that a connection waits for a new header or body, or that its request is complete."""
-        self._incomplete.pop(connection, None)
-        if not is_complete and connection in self._open:
-            self._incomplete[connection] = None
+        incomplete = [connection for connection in connections if connection.waiting_since is not None]
+        if incomplete:
+            slowest = min(incomplete, key=lambda connection: connection.waiting_since or 0)
+            self.release(slowest)
+            slowest.refuse(HTTPStatus.SERVICE_UNAVAILABLE, _BUSY)
+        return bool(incomplete)
 
     def release(self, connection: Connection) -> None:
         """Forget a connection that is closed or about to be."""
-        self._incomplete.pop(connection, None)
-        address = self._open.pop(connection, None)
-        if address is not None:
-            self._addresses[address] -= 1
-            if not self._addresses[address]:
-                del self._addresses[address]
+        self._open.pop(connection, None)
         self.metrics.connections.set(len(self._open))
 
 
@@ -87,6 +73,8 @@ class Connection(H11Protocol):
         super().__init__(**others)
         self._limiter = limiter
         self._phase: object = None
+        self.waiting_since: float | None = None
+        """When the header or body began that is to come; None while a complete request is answered."""
         self._deadline: asyncio.TimerHandle | None = None
         self._write_deadline: asyncio.TimerHandle | None = None
 
@@ -166,18 +154,15 @@ class Connection(H11Protocol):
         phase = self.conn.their_state
         if phase is self._phase:
             return  # a byte more is no reason to wait longer
-        self._phase = phase
-        is_complete = phase not in (h11.IDLE, h11.SEND_BODY)
-        self._limiter.moved_on(self, is_complete=is_complete)
+        self._phase, self.waiting_since = phase, None
         if self._deadline is not None:
             self._deadline.cancel()
-            self._deadline = None
-        if not is_complete:
-            settings = self._limiter.settings
-            # Uploads have a limit of their own, whose answer says what was slow; this holds for every other body.
-            body_seconds = settings.upload_seconds + settings.seconds
-            seconds = settings.header_seconds if phase is h11.IDLE else body_seconds
-            self._deadline = self.loop.call_later(seconds, self._too_slow)
+        settings = self._limiter.settings
+        # Uploads have a limit of their own, whose answer says what was slow; this holds for every other body.
+        seconds = {h11.IDLE: settings.header_seconds, h11.SEND_BODY: settings.upload_seconds + settings.seconds}
+        if phase in seconds:
+            self.waiting_since = self.loop.time()
+            self._deadline = self.loop.call_later(seconds[phase], self._too_slow)
 
     def _too_slow(self) -> None:
         self._limiter.metrics.dropped.inc()
@@ -185,17 +170,18 @@ class Connection(H11Protocol):
         self.refuse(HTTPStatus.REQUEST_TIMEOUT, _SLOW)
 
 
-def open_file_limit(wanted: int) -> int:
-    """The number of files and sockets that this process may have open, raised to `wanted` where the system lets it."""
+def _raise_file_limit(count: int) -> int:
+    """The number of files and sockets that this process may have open, raised to `count` where the system lets it."""
     if sys.platform == "win32":
-        return wanted
+        return count
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    limits = [limit for limit in (count, hard) if limit != resource.RLIM_INFINITY]
+    if soft != resource.RLIM_INFINITY and soft < min(limits):
+        soft = min(limits)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return wanted if soft == resource.RLIM_INFINITY else soft
+    return count if soft == resource.RLIM_INFINITY else soft
 
 
 def _network_of(client: tuple[str, int] | None) -> str:

@@ -1,4 +1,4 @@
-"""Errors as an HTTP status and one sentence."""
+"""Errors as an HTTP status and one sentence: the server raises Starlette's `HTTPException` with that sentence."""
 
 from __future__ import annotations
 
@@ -6,58 +6,53 @@ import logging
 from http import HTTPStatus
 
 from fastapi import FastAPI, Request
-from fastapi.dependencies.models import Dependant
+from fastapi.dependencies.utils import get_flat_params
 from fastapi.exceptions import RequestValidationError
+from fastapi.params import Query
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from kedge.errors import ConfigError, GalleryError, ImageError, KedgeError
 
-__all__ = ["RETRY_SECONDS", "Refused", "answer_errors", "error_response", "refuse_unknown_parameters"]
+__all__ = ["answer_errors", "error_response", "refuse_unknown_parameters"]
 
-RETRY_SECONDS = 1
+_HEADERS = {HTTPStatus.TOO_MANY_REQUESTS: {"Retry-After": "1"}, HTTPStatus.UNAUTHORIZED: {"WWW-Authenticate": "Bearer"}}
 _log = logging.getLogger(__name__)
-
-
-class Refused(Exception):
-    """A request that is refused, with the status and the sentence to answer."""
-
-    def __init__(self, status: HTTPStatus, sentence: str) -> None:
-        super().__init__(sentence)
-        self.status, self.sentence = status, sentence
 
 
 async def refuse_unknown_parameters(request: Request) -> None:
     """Refuse query parameters that the endpoint does not have: a misspelt one would silently change nothing."""
-    parameters = _parameters(request.scope["route"].dependant)
+    fields = get_flat_params(request.scope["route"].dependant)
+    parameters = [field.alias for field in fields if isinstance(field.field_info, Query)]
     for name in request.query_params:
         if name not in parameters:
             takes = f"this takes {', '.join(parameters)}" if parameters else "this takes none"
-            raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, f"There is no parameter {name[:50]!r}: {takes}.")
-
-
-def _parameters(dependant: Dependant) -> list[str]:
-    own = [field.alias for field in dependant.query_params]
-    return own + [name for part in dependant.dependencies for name in _parameters(part)]
+            raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, f"There is no parameter {name[:50]!r}: {takes}.")
 
 
 def error_response(status: int, sentence: str) -> JSONResponse:
     """An error as JSON, with the headers that its status asks for."""
-    headers = {}
-    if status == HTTPStatus.TOO_MANY_REQUESTS:
-        headers["Retry-After"] = str(RETRY_SECONDS)
-    if status == HTTPStatus.UNAUTHORIZED:
-        headers["WWW-Authenticate"] = "Bearer"
-    return JSONResponse({"error": sentence}, status, headers)
+    return JSONResponse({"error": sentence}, status, _HEADERS.get(HTTPStatus(status)))
 
 
 def answer_errors(app: FastAPI) -> None:
     """Register handlers that turn every error into one sentence."""
 
-    @app.exception_handler(Refused)
-    async def refused(request: Request, error: Refused) -> JSONResponse:
+    @app.exception_handler(HTTPException)
+    async def refused(request: Request, error: HTTPException) -> JSONResponse:
+        status, sentence = HTTPStatus(error.status_code), error.detail
+        if sentence == status.phrase:  # the framework's own
+            own = {404: f"There is nothing at {request.url.path[:200]}.", 405: f"{request.method} cannot be done here."}
+            sentence = own.get(status, f"{status.phrase}.")
+        answer = error_response(status, sentence)
+        answer.headers.update(error.headers or {})
+        return answer
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         del request
-        return error_response(error.status, error.sentence)
+        first = error.errors()[0]
+        return error_response(HTTPStatus.UNPROCESSABLE_ENTITY, f"{first['loc'][-1]}: {first['msg']}.")
 
     @app.exception_handler(KedgeError)
     async def expected(request: Request, error: KedgeError) -> JSONResponse:
@@ -70,23 +65,3 @@ def answer_errors(app: FastAPI) -> None:
         busy = isinstance(error, GalleryError)
         sentence = "The gallery cannot be used at the moment: try again." if busy else "The server failed: try again."
         return error_response(HTTPStatus.SERVICE_UNAVAILABLE, sentence)
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        del request
-        first = error.errors()[0]
-        return error_response(HTTPStatus.UNPROCESSABLE_ENTITY, f"{first['loc'][-1]}: {first['msg']}.")
-
-    @app.exception_handler(HTTPException)
-    async def other(request: Request, error: HTTPException) -> JSONResponse:
-        answer = error_response(error.status_code, _status_sentence(error.status_code, request))
-        answer.headers.update(error.headers or {})
-        return answer
-
-
-def _status_sentence(status: int, request: Request) -> str:
-    if status == HTTPStatus.NOT_FOUND:
-        return f"There is nothing at {request.url.path[:200]}."
-    if status == HTTPStatus.METHOD_NOT_ALLOWED:
-        return f"{request.method} cannot be done here."
-    return f"{HTTPStatus(status).phrase}."

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 __all__ = ["Metrics"]
@@ -14,34 +16,29 @@ class Metrics:
 
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
-        self.requests = Counter(
-            "kedge_requests", "Requests that were answered.", ("method", "route", "status"), registry=registry
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"kedge_{name}", text, labels, registry=registry)
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"kedge_{name}", text, registry=registry)
+
+        def histogram(name: str, text: str, *labels: str, buckets: Sequence[float] = _SECONDS) -> Histogram:
+            return Histogram(f"kedge_{name}", text, labels, registry=registry, buckets=buckets)
+
+        self.requests = counter("requests", "Requests that were answered.", "method", "route", "status")
+        self.seconds = histogram("request_seconds", "From a request to its answer.", "route")
+        self.searched = histogram("search_seconds", "The search alone, without the encoder.", "method")
+        self.batch = histogram(
+            "encoder_batch", "Images that went through the encoder together.", buckets=(1, 2, 4, 8, 16, 32, 64)
         )
-        self.seconds = Histogram(
-            "kedge_request_seconds", "From a request to its answer.", ("route",), buckets=_SECONDS, registry=registry
-        )
-        self.searched = Histogram(
-            "kedge_search_seconds",
-            "The search alone, without the encoder.",
-            ("method",),
-            buckets=_SECONDS,
-            registry=registry,
-        )
-        self.batch = Histogram(
-            "kedge_encoder_batch",
-            "Images that went through the encoder together.",
-            buckets=(1, 2, 4, 8, 16, 32, 64),
-            registry=registry,
-        )
-        self.in_flight = Gauge("kedge_requests_inside", "Requests in flight.", registry=registry)
-        self.refused = Counter("kedge_requests_refused", "Requests answered with 429.", registry=registry)
-        self.connections = Gauge("kedge_connections", "Open connections.", registry=registry)
-        self.dropped = Counter(
-            "kedge_connections_dropped", "Connections that were too slow, or too many.", registry=registry
-        )
-        self.upload_bytes = Gauge("kedge_upload_bytes", "Bytes of uploads in flight.", registry=registry)
-        self.items = Gauge("kedge_gallery_items", "Items in the gallery.", registry=registry)
-        self.version = Gauge("kedge_gallery_version", "The version of the gallery.", registry=registry)
+        self.in_flight = gauge("requests_inside", "Requests in flight.")
+        self.refused = counter("requests_refused", "Requests answered with 429.")
+        self.connections = gauge("connections", "Open connections.")
+        self.dropped = counter("connections_dropped", "Connections that were too slow, or too many.")
+        self.upload_bytes = gauge("upload_bytes", "Bytes of uploads in flight.")
+        self.items = gauge("gallery_items", "Items in the gallery.")
+        self.version = gauge("gallery_version", "The version of the gallery.")
 
     def text(self) -> bytes:
         """All of them in the Prometheus text format."""

@@ -6,16 +6,15 @@ components of what is left of it. So its place depends on its embedding alone: n
 
 from __future__ import annotations
 
-import threading
 from http import HTTPStatus
 
 import numpy as np
+from starlette.exceptions import HTTPException
 
 from kedge.gallery.anchors import Anchors
 from kedge.serving.catalogue import Catalogue
-from kedge.serving.errors import Refused
 
-__all__ = ["MAX_ANCHORS", "Projection", "ProjectionCache"]
+__all__ = ["MAX_ANCHORS", "Projection", "fitted_projection"]
 
 MAX_ANCHORS = 2000
 """A map of more cannot be read."""
@@ -71,6 +70,24 @@ class Projection:
         return np.einsum("ij,ijk->ik", weights, self.anchors[near]), rows - self._points[near[:, 0]]
 
 
+def fitted_projection(catalogue: Catalogue, previous: tuple[Anchors, Projection] | None) -> tuple[Anchors, Projection]:
+    """The projection for the anchors of this version, beside them: the previous one, unless they are others."""
+    anchors = catalogue.snapshot.anchors
+    if len(anchors) > MAX_ANCHORS:
+        sentence = f"There is a map of up to {MAX_ANCHORS:,} anchors; this gallery has {len(anchors):,}."
+        raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, sentence)
+    if previous is not None and _same(previous[0], anchors):
+        return previous
+    return anchors, Projection(anchors.vectors, catalogue.vectors(catalogue.spread(_SAMPLE)))
+
+
+def _same(before: Anchors, after: Anchors) -> bool:
+    """Whether a map of one fits the other: named anchors may move a little, the others are nothing but their place."""
+    if before.names != after.names:
+        return False
+    return None not in before.names or np.array_equal(before.vectors, after.vectors)
+
+
 def _layout(points: np.ndarray) -> np.ndarray:
     """The anchors in two dimensions."""
     plane: np.ndarray = points @ _principal_components(points).T
@@ -96,41 +113,3 @@ def _principal_components(rows: np.ndarray) -> np.ndarray:
         components = PCA(min(2, *rows.shape), random_state=0).fit(rows).components_
         directions[: len(components)] = components
     return directions
-
-
-class ProjectionCache:
-    """The projection of a gallery: fitted when first asked for, and kept while the anchors stay the same."""
-
-    def __init__(self) -> None:
-        self._mutex = threading.Lock()
-        self._projection: Projection | None = None
-        self._anchors: Anchors | None = None
-
-    def fitted(self, catalogue: Catalogue) -> Projection:
-        """The projection for the anchors of this version."""
-        anchors = catalogue.snapshot.anchors
-        if len(anchors) > MAX_ANCHORS:
-            raise Refused(
-                HTTPStatus.UNPROCESSABLE_ENTITY,
-                f"There is a map of up to {MAX_ANCHORS:,} anchors; this gallery has {len(anchors):,}.",
-            )
-        with self._mutex:
-            if self._projection is None or self._anchors is None or not _same(self._anchors, anchors):
-                sample = catalogue.vectors(catalogue.spread(_SAMPLE))
-                self._projection = Projection(anchors.vectors, sample)
-                self._anchors = anchors
-            return self._projection
-
-    def place(self, vector: np.ndarray) -> tuple[float, float] | None:
-        """Coordinates of a query; None before there is a map."""
-        if self._projection is None:
-            return None
-        x, y = self._projection.place(vector[None])[0].tolist()
-        return x, y
-
-
-def _same(before: Anchors, after: Anchors) -> bool:
-    """Whether a map of one fits the other: named anchors may move a little, the others are nothing but their place."""
-    if before.names != after.names:
-        return False
-    return None not in before.names or np.array_equal(before.vectors, after.vectors)

@@ -11,10 +11,12 @@ from pydantic import BaseModel, ConfigDict, Field
 __all__ = [
     *("AnchorList", "Anchors", "Answer", "Classes", "Counted", "Error", "GalleryMap", "Hit", "Id", "Info", "Item"),
     *("Items", "Limits", "MAX_ID", "MapAnchor", "MapItems", "Method", "ModelInfo", "NearAnchor", "RecordInfo"),
-    *("Search", "Seconds", "Status", "Typical", "error_responses"),
+    *("Search", "Seconds", "Status", "Typical", "MAX_K", "MAX_PROBES"),
 ]
 
 MAX_ID = 2**63 - 1
+MAX_K = 200
+MAX_PROBES = 64
 Id = Annotated[int, Path(ge=0, le=MAX_ID, description="An item.")]
 Count = Annotated[int, Field(ge=0)]
 Distance = Annotated[float, Field(ge=0)]
@@ -210,24 +212,3 @@ class Info(_Schema):
     calibrated: bool
     writable: bool
     limits: Limits
-
-
-_MEANINGS = {
-    400: "The request cannot be understood.",
-    401: "The key is missing or wrong.",
-    403: "That is not allowed.",
-    404: "There is no such thing.",
-    408: "The image came too slowly.",
-    409: "That is there already.",
-    413: "The image is too large.",
-    415: "That is no image.",
-    422: "A value cannot be used.",
-    429: "The server is busy; Retry-After says when to come back.",
-    503: "The server cannot answer now.",
-}
-
-
-def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The error responses of an endpoint for its OpenAPI description; some belong to every endpoint."""
-    always = (400, 401, 403, 422, 503)
-    return {status: {"model": Error, "description": _MEANINGS[status]} for status in sorted({*always, *statuses})}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from kedge.errors import ConfigError
@@ -12,11 +12,6 @@ __all__ = ["KEY_VARIABLE", "Settings", "read_key"]
 
 KEY_VARIABLE = "KEDGE_KEY"
 _MIN_KEY_LENGTH = 16
-_POSITIVE = (
-    *("max_bytes", "max_pixels", "max_k", "max_probes", "seconds", "header_seconds", "upload_seconds"),
-    "decode_seconds",
-    *("connections", "connections_per_address", "upload_memory", "concurrency", "batch"),
-)
 
 
 @dataclass(frozen=True)
@@ -34,8 +29,6 @@ class Settings:
     """Folders of this machine whose image files may be shown, beside what the gallery itself keeps."""
     max_bytes: int = 20 * 2**20
     max_pixels: int = 50_000_000
-    max_k: int = 200
-    max_probes: int = 64
     seconds: float = 30.0
     """A request that takes longer is answered with 503."""
     header_seconds: float = 10.0
@@ -58,14 +51,14 @@ class Settings:
     """Bytes that the gallery may keep, beside what the system keeps of its files."""
 
     def __post_init__(self) -> None:
-        for name in _POSITIVE:
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} must be above 0, found {getattr(self, name)}.")
+        limits = {field.name: getattr(self, field.name) for field in fields(self) if field.type in ("int", "float")}
+        for name, limit in limits.items():
+            if not limit > 0:
+                raise ConfigError(f"{name} must be above 0, found {limit}.")
         if self.writable and not self.key:
             raise ConfigError(f"A writable server needs a key: set {KEY_VARIABLE}, or name a file that holds one.")
-        if self.key is not None and (
-            len(self.key) < _MIN_KEY_LENGTH or not (self.key.isascii() and self.key.isprintable())
-        ):
+        key = self.key
+        if key is not None and not (len(key) >= _MIN_KEY_LENGTH and key.isascii() and key.isprintable()):
             raise ConfigError(f"The key must have at least {_MIN_KEY_LENGTH} characters, all of them printable ASCII.")
 
 
@@ -76,6 +69,5 @@ def read_key(file: Path | None) -> str | None:
     try:
         return file.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"The key cannot be read from {file}: {getattr(error, 'strerror', None) or error}."
-        ) from error
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"The key cannot be read from {file}: {reason}.") from error

@@ -1,98 +1,88 @@
 """Search with an image or with an item."""
 
-# No `from __future__ import annotations`: FastAPI evaluates annotations, and some of them are local.
+# No `from __future__ import annotations`: FastAPI evaluates those of SearchOptions without this module's names.
 import time
+from collections.abc import Iterable
 from typing import Annotated, NamedTuple
 
 import numpy as np
 from fastapi import APIRouter, Depends, Query, Request
+from starlette.concurrency import run_in_threadpool
 
-from kedge.gallery import Result
+from kedge.gallery import Hit, Result
 from kedge.gallery.gallery import Method
-from kedge.gallery.search import Columns
 from kedge.serving import schemas
-from kedge.serving.catalogue import shown_name
-from kedge.serving.schemas import Id, error_responses
-from kedge.serving.service import Service
-from kedge.serving.uploads import REQUEST_BODY, uploaded_image
+from kedge.serving.catalogue import Catalogue, shown_name
+from kedge.serving.schemas import MAX_K, MAX_PROBES, Id
+from kedge.serving.service import Service, ServiceDependency
+from kedge.serving.uploads import REQUEST_BODY
 
-__all__ = ["hit_schemas", "router_of"]
+__all__ = ["hit_schemas", "router"]
 
 _NEAREST_ANCHORS = 5
+_METHODS: dict[schemas.Method, list[Method]] = {
+    schemas.Method.two_stage: ["two_stage"],
+    schemas.Method.brute_force: ["brute_force"],
+    # One after the other, so that neither is in the other's way.
+    schemas.Method.both: ["two_stage", "brute_force"],
+}
+router = APIRouter(tags=["search"])
 
 
-class _Options(NamedTuple):
-    k: int
-    method: schemas.Method
-    probes: int
-    labels: list[str]
+class SearchOptions(NamedTuple):
+    """The parameters of a search."""
+
+    k: Annotated[int, Query(ge=1, le=MAX_K, description="How many hits.")] = 20
+    method: Annotated[schemas.Method, Query(description="How to search; both: one after the other.")] = (
+        schemas.Method.two_stage
+    )
+    probes: Annotated[int, Query(ge=1, le=MAX_PROBES, description="How many lists a two-stage search reads.")] = 1
+    label: Annotated[list[str], Query(max_length=64, description="Only items with one of these labels.")] = []  # noqa: RUF012
 
 
-def router_of(service: Service) -> APIRouter:
-    """The endpoints that search."""
-    router = APIRouter(tags=["search"])
-    settings = service.settings
-    K = Annotated[int, Query(ge=1, le=settings.max_k, description="How many hits.")]
-    Probes = Annotated[int, Query(ge=1, le=settings.max_probes, description="How many lists a two-stage search reads.")]
-    How = Annotated[schemas.Method, Query(description="How to search; both: one after the other.")]
-    Labels = Annotated[list[str], Query(max_length=64, description="Only items with one of these labels.")]
-
-    def parse(
-        k: K = 20,
-        method: How = schemas.Method.two_stage,
-        probes: Probes = 1,
-        label: Labels = [],  # noqa: B006
-    ) -> _Options:
-        return _Options(k, method, probes, label)
-
-    Options = Annotated[_Options, Depends(parse)]
-
-    @router.post("/search", responses=error_responses(408, 413, 415, 429), openapi_extra=REQUEST_BODY)
-    async def search(request: Request, options: Options) -> schemas.Answer:
-        """The items most like an image."""
-        # A slot is taken once the body has arrived: who sends slowly keeps nobody else waiting.
-        async with uploaded_image(request, settings, service.upload_budget) as content, service.limiter.slot():
-            started = time.perf_counter()
-            pixels = await service.pixels(content)
-            decoded = time.perf_counter()
-            vector = await service.embed(pixels)
-            encoder = time.perf_counter() - decoded
-            return await service.run(_answer, service, vector, options, started, encoder)
-
-    @router.get("/items/{id}/similar", responses=error_responses(404, 429))
-    async def similar(id: Id, options: Options) -> schemas.Answer:
-        """The items most like another one."""
-        async with service.limiter.slot():
-            return await service.run(_answer, service, id, options, time.perf_counter(), None)
-
-    return router
+Options = Annotated[SearchOptions, Depends(SearchOptions)]
 
 
-def hit_schemas(hits: Result | Columns) -> list[schemas.Hit]:
+@router.post("/search", openapi_extra=REQUEST_BODY)
+async def search(request: Request, options: Options, service: ServiceDependency) -> schemas.Answer:
+    """The items most like an image."""
+    # A slot is taken once the body has arrived: who sends slowly keeps nobody else waiting.
+    async with service.uploads.image(request) as content, service.slot():
+        started = time.perf_counter()
+        pixels = await service.pixels(content)
+        decoded = time.perf_counter()
+        vector = await service.embed(pixels)
+        encoder = time.perf_counter() - decoded
+        return await run_in_threadpool(_answer, service, vector, options, started, encoder)
+
+
+@router.get("/items/{id}/similar")
+async def similar(id: Id, options: Options, service: ServiceDependency) -> schemas.Answer:
+    """The items most like another one."""
+    async with service.slot():
+        return await run_in_threadpool(_answer, service, id, options, time.perf_counter(), None)
+
+
+def hit_schemas(hits: Iterable[Hit]) -> list[schemas.Hit]:
     """Hits as the API gives them."""
-    rows = hits.hits if isinstance(hits, Result) else zip(*hits, strict=True)
     return [
         schemas.Hit(id=id, name=shown_name(path), label=label, distance=distance, anchor=anchor)
-        for id, path, label, distance, anchor in rows
+        for id, path, label, distance, anchor in hits
     ]
 
 
 def _answer(
-    service: Service, query: np.ndarray | int, options: _Options, started: float, encoder: float | None
+    service: Service, query: np.ndarray | int, options: SearchOptions, started: float, encoder: float | None
 ) -> schemas.Answer:
     """What one version of the gallery holds that is like an embedding, or like an item (its id)."""
-    k, method, probes, labels = options
-    methods: tuple[Method, ...] = ("two_stage", "brute_force")
-    if method is not schemas.Method.both:
-        methods = ("two_stage",) if method is schemas.Method.two_stage else ("brute_force",)
     catalogue = service.catalogue()
     exclude_id = query if isinstance(query, int) else None
     vector = service.vector(catalogue, query) if isinstance(query, int) else query
     anchors = catalogue.snapshot.anchors
-    nearest = anchors.nearest(vector[None], min(max(probes, _NEAREST_ANCHORS), len(anchors)))[0]
-    compared = {"two_stage": catalogue.list_sizes[nearest[:probes]].sum(), "brute_force": len(catalogue)}
-    # One method after the other, so that neither is in the other's way.
-    results = [service.search(catalogue, vector, k, how, probes, labels, exclude_id) for how in methods]
+    nearest = anchors.nearest(vector[None], min(max(options.probes, _NEAREST_ANCHORS), len(anchors)))[0]
+    compared = {"two_stage": catalogue.list_sizes[nearest[: options.probes]].sum(), "brute_force": len(catalogue)}
+    methods = _METHODS[options.method]
+    results = [_search(service, catalogue, vector, how, options, exclude_id) for how in methods]
     searches = [
         schemas.Search(
             method=schemas.Method(how),
@@ -112,7 +102,30 @@ def _answer(
             for anchor, distance in zip(shown.tolist(), distances.tolist(), strict=True)
         ],
         unknown=results[0].unknown,
-        place=service.projection.place(vector),
+        place=service.place(vector),
         seconds=schemas.Seconds(encoder=encoder, total=time.perf_counter() - started),
         record=catalogue.snapshot.version,
     )
+
+
+def _search(
+    service: Service,
+    catalogue: Catalogue,
+    vector: np.ndarray,
+    method: Method,
+    options: SearchOptions,
+    exclude_id: int | None,
+) -> Result:
+    quoted = ", ".join("'" + label.replace("'", "''") + "'" for label in options.label)
+    where = f"label IN ({quoted})" if quoted else None
+    [result] = service.gallery.search_embeddings(
+        vector[None],
+        options.k,
+        method,
+        options.probes,
+        where=where,
+        exclude_id=exclude_id,
+        snapshot=catalogue.snapshot,
+    )
+    service.metrics.searched.labels(method).observe(result.seconds)
+    return result
