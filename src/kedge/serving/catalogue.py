@@ -7,7 +7,7 @@ from pathlib import PurePath
 
 import numpy as np
 
-from kedge.gallery.items import Items
+from kedge.gallery.snapshot import Items
 from kedge.gallery.search import Columns
 
 __all__ = ["UPLOADS", "Catalogue", "shown_name"]

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from kedge.errors import ConfigError, PictureError
 from kedge.gallery import Gallery, Result
-from kedge.gallery.checksums import DamagedLists
+from kedge.gallery.inverted_lists import DamagedLists
 from kedge.gallery.gallery import Method
 from kedge.io import atomic_write
 from kedge.serving.batching import BatchedEncoder
