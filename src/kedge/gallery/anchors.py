@@ -61,7 +61,8 @@ class Anchors:
     def distances(self, queries: np.ndarray) -> np.ndarray:
         """Squared distances, queries × anchors."""
         squares = squared_distances(queries, self.vectors, self._norms)
-        return np.maximum(squares, 0, out=squares)
+        np.maximum(squares, 0, out=squares)
+        return squares
 
     def assign(self, embeddings: np.ndarray, labels: Sequence[str | None], *, by_label: bool) -> np.ndarray:
         """The list of each item: that of its label, or of its nearest anchor.

@@ -23,7 +23,7 @@ from kedge.gallery.integrity import repair_copy
 from kedge.gallery.inverted_lists import DamagedLists
 from kedge.gallery.location import LOCK, Location, wrap_url_errors
 from kedge.gallery.manifest import ListKind, Manifest, create_folder, download_folder, open_model, read_manifest
-from kedge.gallery.schema import COLUMNS, check_labels, check_vectors, first_line
+from kedge.gallery.schema import COLUMNS, check_count, check_labels, check_metadata, check_vectors, first_line
 from kedge.gallery.search import Columns, Result, Snapshot
 from kedge.gallery.snapshot import SnapshotLoader
 from kedge.gallery.table import MEMORY, Table, Version
@@ -231,8 +231,8 @@ class Gallery:
             raise ConfigError(f"{self.location} was made without a model: use add_embeddings.")
         _require_positive(commit_every=1 if commit_every is None else commit_every)
         files, names = dataset_images(source, labels) if is_external(source) else list_with_labels(source, labels)
-        names = check_labels(names)
-        columns = _check_metadata(metadata, len(files))
+        check_count("labels", names, len(files))
+        names, columns = check_labels(names), check_metadata(metadata, len(files))
         with self.writing() as table:
             return add_images(
                 table,
@@ -255,13 +255,12 @@ class Gallery:
         """Add external embeddings, one row each; all of them or, after a kill, none. Returns their ids."""
         matrix = self.check_vectors(vectors)
         count = len(matrix)
-        columns = _check_metadata(metadata, count)
-        for name, values in (("label", labels), ("path", paths)):
-            if values is not None:
-                if len(values) != count:
-                    raise ConfigError(f"{name}s must have {count} entries, one per vector, found {len(values)}.")
-                columns[name] = check_labels(values) if name == "label" else list(values)
-        if any(path is not None and "\0" in path for path in columns.get("path", ())):
+        columns = check_metadata(metadata, count)
+        check_count("labels", labels, count)
+        check_count("paths", paths, count)
+        columns["label"] = [None] * count if labels is None else check_labels(labels)
+        columns["path"] = [None] * count if paths is None else list(paths)
+        if any(path is not None and "\0" in path for path in columns["path"]):
             raise ConfigError("paths must not hold a NUL character.")
         if count == 0:
             return []
@@ -439,13 +438,3 @@ def _require_positive(**values: float) -> None:
     for name, value in values.items():
         if not value >= 1:
             raise ConfigError(f"{name} must be at least 1, found {value}.")
-
-
-def _check_metadata(metadata: Mapping[str, Sequence[Any]] | None, count: int) -> dict[str, list[Any]]:
-    columns = {name: list(values) for name, values in (metadata or {}).items()}
-    for name, values in columns.items():
-        if name in COLUMNS:
-            raise ConfigError(f"metadata cannot be named {name!r}: the gallery has a column of that name.")
-        if len(values) != count:
-            raise ConfigError(f"{name} must have {count} entries, one per item, found {len(values)}.")
-    return columns

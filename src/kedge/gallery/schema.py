@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import unicodedata
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,10 @@ __all__ = [
     "CHECKSUM",
     "COLUMNS",
     "arrow_columns",
+    "check_count",
     "check_label",
     "check_labels",
+    "check_metadata",
     "check_vectors",
     "column_types",
     "damaged_rows",
@@ -90,6 +92,22 @@ def check_vectors(vectors: Any, dim: int) -> np.ndarray:
         if (largest := float(np.abs(matrix).max())) > _MAX_NORM / dim:
             raise ConfigError(f"vectors must be below {_MAX_NORM / dim:.1e}, found {largest:.1e}: scale them.")
     return matrix
+
+
+def check_metadata(metadata: Mapping[str, Sequence[Any]] | None, count: int) -> dict[str, list[Any]]:
+    """The user's columns; raises where they have the name of another column, or not a value for each item."""
+    columns = {name: list(values) for name, values in (metadata or {}).items()}
+    for name, values in columns.items():
+        if name in COLUMNS:
+            raise ConfigError(f"metadata cannot be named {name!r}: the gallery has a column of that name.")
+        check_count(name, values, count)
+    return columns
+
+
+def check_count(name: str, values: Sequence[Any] | None, count: int) -> None:
+    """Raise unless there are as many values as items, or none at all."""
+    if values is not None and len(values) != count:
+        raise ConfigError(f"{name} must have {count} entries, one per item, found {len(values)}.")
 
 
 # ---------------------------------------------------------------------- labels
