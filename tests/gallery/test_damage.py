@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import shutil
-import time
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -97,6 +96,12 @@ def test_damaged_lists_are_rebuilt(name: str, gallery: Gallery) -> None:
     assert answers(Gallery.open(gallery.path)) == expected
     assert not file.exists()
     assert "as they were written" in Gallery.open(gallery.path).check()
+
+
+def test_a_file_that_is_no_array(gallery: Gallery) -> None:
+    expected = answers(gallery)
+    in_lists(gallery, "ids.npy").write_bytes(b"rubbish")
+    assert answers(Gallery.open(gallery.path)) == expected
 
 
 def test_another_byte_order_is_no_other_array(gallery: Gallery) -> None:
