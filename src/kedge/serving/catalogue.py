@@ -7,8 +7,8 @@ from pathlib import PurePath
 
 import numpy as np
 
-from kedge.gallery.snapshot import Items
 from kedge.gallery.search import Columns
+from kedge.gallery.snapshot import Items
 
 __all__ = ["UPLOADS", "Catalogue", "shown_name"]
 

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from kedge.errors import ConfigError, PictureError
 from kedge.gallery import Gallery, Result
-from kedge.gallery.inverted_lists import DamagedLists
 from kedge.gallery.gallery import Method
+from kedge.gallery.inverted_lists import DamagedLists
 from kedge.io import atomic_write
 from kedge.serving.batching import BatchedEncoder
 from kedge.serving.catalogue import UPLOADS, Catalogue
