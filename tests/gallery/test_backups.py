@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from kedge.errors import GalleryError
-from kedge.gallery import Gallery, backup
+from kedge.gallery import Gallery, integrity
 
 DIM = 8
 
@@ -122,7 +122,7 @@ def test_a_gallery_that_lost_a_file_does_not_go_back_in_silence(gallery: Gallery
 
 
 def test_nor_does_a_copy_that_lost_it_later(gallery: Gallery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backup, "_CLOCK_SKEW", 0.0)
+    monkeypatch.setattr(integrity, "_CLOCK_SKEW", 0.0)
     before = gallery._table.files()
     gallery.add_embeddings(vectors(3, 1))
     time.sleep(0.1)

@@ -57,11 +57,13 @@ def kill_once(path: Path, chance: random.Random, present: set[int]) -> set[int]:
     command = [sys.executable, "-c", WRITER, str(path), str(chance.randrange(10**6)), str(DIM)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    process.stdout.readline()
+    lines = [process.stdout.readline()]
+    while "added" not in lines[-1]:
+        lines.append(process.stdout.readline())
     time.sleep(chance.uniform(0.0, 0.6))
     process.send_signal(signal.SIGKILL)
     said = []
-    for line in process.stdout.read().splitlines():
+    for line in [*lines, *process.stdout.read().splitlines()]:
         try:
             said.append(json.loads(line))
         except ValueError:  # the last line may be cut
@@ -112,8 +114,8 @@ def run(tmp_path: Path, kills: int, seed: int) -> None:
     assert len(present) > kills
 
 
-def test_killed_writers(tmp_path: Path) -> None:
-    run(tmp_path, kills=2, seed=0)
+def test_a_killed_writer(tmp_path: Path) -> None:
+    run(tmp_path, kills=1, seed=0)
 
 
 @pytest.mark.soak

@@ -136,16 +136,6 @@ def test_old_versions_can_be_restored(gallery: Gallery) -> None:
         gallery.restore(999)
 
 
-def test_damaged_lists_are_written_anew(gallery: Gallery) -> None:
-    gallery.add_embeddings(vectors(50))
-    gallery.optimize()
-    (file,) = gallery.path.glob("lists/*/ids.npy")
-    file.write_bytes(b"rubbish")
-    again = Gallery.open(gallery.path)
-    assert len(again) == 50
-    assert len(again.search(vectors(1)[0], k=50, probes=4)) == 50
-
-
 def test_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ingest, "_BATCH", 4)
     model = Model(

@@ -7,7 +7,7 @@ from kedge import Gallery
 from kedge.errors import ConfigError, GalleryError
 from kedge.gallery import snapshot
 from kedge.gallery.inverted_lists import open_lists
-from kedge.gallery.snapshot import IdSet, changes_since
+from kedge.gallery.snapshot import changes_since
 from kedge.gallery.table import Table
 
 DIM = 4
@@ -72,18 +72,6 @@ def test_an_older_state_with_other_removals(gallery: Gallery) -> None:
     ]
 
 
-def test_sets_of_ids_grow_and_take_any_question() -> None:
-    ids = IdSet()
-    ids.add(np.array([5, 7]))
-    ids.add(np.array([100_000]))
-    ids.remove(np.array([7]))
-    assert ids.contains(np.array([-1, -5000, 5, 6, 7, 100_000, 10**9, 1 << 60])).tolist() == [
-        *(False, False, True, False),
-        *(False, True, False, False),
-    ]
-    assert ids.ids().tolist() == [5, 100_000]
-
-
 def test_what_does_not_fit_is_refused_and_not_loaded(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot, "_ROW_OVERHEAD", 40 << 20)
     monkeypatch.setattr(snapshot, "_MAX_TAIL", 1)
@@ -99,11 +87,14 @@ def test_memory_has_a_least(gallery: Gallery) -> None:
         Gallery.open(gallery.path, memory=1 << 20)
 
 
-def test_the_first_look_into_a_list_asks_for_all_its_parts(gallery: Gallery) -> None:
-    lists = gallery.snapshot().parts[0].lists
-    assert lists.mapped
-    assert not lists._prefetched.any()
-    gallery.search(np.eye(3, DIM, dtype=np.float32)[1] * 4, k=3)
-    assert lists._prefetched.tolist() == [False, True, False, False]
-    lists.prefetch([0, 1, 2, 99])
-    assert lists._prefetched.tolist() == [True, True, True, False]
+def test_a_list_is_compared_with_its_checksums_at_the_first_look(tmp_path) -> None:
+    gallery = Gallery.create(tmp_path / "gallery", anchors=np.eye(3, DIM, dtype=np.float32) * 4)
+    gallery.add_embeddings(vectors(1500), labels=["0", "1", "2"] * 500)
+    gallery.optimize()
+    lists = Gallery.open(gallery.path).snapshot().parts[0].lists
+    assert lists.blocks is not None
+    assert lists.blocks._pending.tolist() == [True] * 6
+    lists.prefetch([2, 99])
+    assert lists.blocks._pending.tolist() == [True] * 3 + [False] * 3
+    lists.verify()
+    assert not lists.blocks._pending.any()

@@ -25,12 +25,11 @@ class Galleries(RuleBasedStateMachine):
     @initialize(
         lists=st.sampled_from(["label", "anchor"]),
         anchored=st.booleans(),
-        precision=st.sampled_from(["float32", "bfloat16"]),
     )
-    def begin(self, lists: Any, anchored: bool, precision: Any) -> None:
+    def begin(self, lists: Any, anchored: bool) -> None:
         self.folder = Path(tempfile.mkdtemp())
         own = {"anchors": np.eye(3, DIM) * 2, "classes": ["a", "b", "c"]} if anchored else {"dim": DIM}
-        self.gallery = Gallery.create(self.folder / "g", lists=lists, precision=precision, **own)
+        self.gallery = Gallery.create(self.folder / "g", lists=lists, **own)
         self.vectors: dict[int, np.ndarray] = {}
         self.labels: dict[int, str | None] = {}
         self.prices: dict[int, int | None] = {}
@@ -101,7 +100,7 @@ _common = settings(stateful_step_count=20, deadline=None, suppress_health_check=
 
 
 class TestGalleries(Galleries.TestCase):  # type: ignore[name-defined,misc]
-    settings = settings(_common, max_examples=10)
+    settings = settings(_common, max_examples=5)
 
 
 @pytest.mark.soak

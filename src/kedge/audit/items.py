@@ -10,7 +10,7 @@ import numpy as np
 
 from kedge.audit.report import Finding, Kind
 from kedge.gallery import Gallery
-from kedge.gallery.items import Items as GalleryItems
+from kedge.gallery.snapshot import Items as GalleryItems
 
 __all__ = ["MAX_DISTANCES", "Items"]
 

@@ -8,9 +8,9 @@ from functools import cached_property
 
 import numpy as np
 
-from kedge.gallery.anchor_index import MIN_ANCHORS, AnchorIndex, k_means
+from kedge.gallery.anchor_index import MIN_ANCHORS, AnchorIndex
+from kedge.gallery.distances import k_means, norms_of, parallel_cdist, smallest, squared_distances
 from kedge.gallery.schema import embeddings_of, normalize_label
-from kedge.gallery.simd import parallel_cdist
 from kedge.gallery.table import Table
 
 __all__ = ["Anchors", "anchors_of", "extend_anchors"]
@@ -37,53 +37,30 @@ class Anchors:
 
     @cached_property
     def _norms(self) -> np.ndarray:
-        norms: np.ndarray = np.einsum("ij,ij->i", self.vectors, self.vectors)
-        return norms
-
-    @cached_property
-    def _half_norms(self) -> np.ndarray:
-        return self._norms / 2
+        return norms_of(self.vectors)
 
     def nearest(self, queries: np.ndarray, count: int) -> np.ndarray:
         """The `count` nearest anchors of each query, nearest first; ties by order."""
-        if self.index is not None:
-            return self._nearest_by_index(self.index, queries, count)
-        if len(queries) == 1:
-            # Not by BLAS: its threads would stay awake and in the way of the next step.
-            scores = parallel_cdist(queries, self.vectors)[None]
-        else:
-            # Half the squared distance, less what is the same for all anchors.
-            scores = queries @ self.vectors.T
-            np.subtract(self._half_norms, scores, out=scores)
-        if count == 1:
-            return np.asarray(scores.argmin(axis=1, keepdims=True))
-        order: np.ndarray = np.argsort(scores, axis=1, kind="stable")
-        return order[:, :count]
-
-    def nearest_squares(self, queries: np.ndarray) -> np.ndarray:
-        """The squared distance of each query to its nearest anchor."""
-        differences = queries - self.vectors[self.nearest(queries, 1)[:, 0]]
-        squares: np.ndarray = np.einsum("ij,ij->i", differences, differences)
-        return squares
-
-    def _nearest_by_index(self, index: AnchorIndex, queries: np.ndarray, count: int) -> np.ndarray:
-        numbers, squares = index.nearest(queries, count)
-        if len(index) == len(self):
+        if self.index is None:
+            # One query not by BLAS: its threads would stay awake and in the way of the next step.
+            alone = len(queries) == 1
+            return smallest(parallel_cdist(queries, self.vectors)[None] if alone else self.distances(queries), count)
+        numbers, squares = self.index.nearest(queries, count)
+        indexed = len(self.index)
+        if indexed == len(self):
             return numbers
         # The anchors that came later are few.
-        later = Anchors(self.vectors[len(index) :], self.names[len(index) :], 0).distances(queries)
-        later_numbers = np.broadcast_to(np.arange(len(index), len(self)), later.shape)
-        squares = np.concatenate([squares, later], axis=1)
-        numbers = np.concatenate([numbers, later_numbers], axis=1)
-        order = np.lexsort((numbers, squares), axis=1)[:, :count]
-        return np.take_along_axis(numbers, order, 1)
+        later = Anchors(self.vectors[indexed:], self.names[indexed:], 0).distances(queries)
+        numbers = np.concatenate([numbers, np.broadcast_to(np.arange(indexed, len(self)), later.shape)], axis=1)
+        return np.take_along_axis(numbers, smallest(np.concatenate([squares, later], axis=1), count), 1)
+
+    def nearest_squares(self, queries: np.ndarray, nearest: np.ndarray | None = None) -> np.ndarray:
+        """The squared distance of each query to its nearest anchor, which need not be looked up where it is known."""
+        return norms_of(queries - self.vectors[self.nearest(queries, 1)[:, 0] if nearest is None else nearest])
 
     def distances(self, queries: np.ndarray) -> np.ndarray:
         """Squared distances, queries × anchors."""
-        squares: np.ndarray = queries @ self.vectors.T
-        squares *= -2
-        squares += self._norms
-        squares += np.einsum("ij,ij->i", queries, queries)[:, None]
+        squares = squared_distances(queries, self.vectors, self._norms)
         np.maximum(squares, 0, out=squares)
         return squares
 

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
 from kedge.errors import ConfigError, GalleryError
-from kedge.gallery.checksums import CHECKSUM, json_checksum
-from kedge.gallery.location import Location
+from kedge.gallery.location import FolderWatch, Location
+from kedge.gallery.schema import CHECKSUM, json_checksum
 from kedge.io import atomic_write
 
 __all__ = ["FILE", "Calibration", "CalibrationFile", "save_calibration"]
 
 FILE = "calibration.json"
-_MAX_AGE = 0.001
-_MTIME_RESOLUTION = 50_000_000
-"""Nanoseconds: coarser than any file system's clock."""
 
 
 @dataclass(frozen=True)
@@ -61,34 +57,25 @@ class CalibrationFile:
     """The calibration of a gallery, read again only where something in its folder was replaced."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = str(folder)
         self._file = folder / FILE
-        self._mtime = 0
-        self._checked = -math.inf
+        self._watch = FolderWatch(folder)
         self._calibration: Calibration | None = None
 
     def load(self) -> Calibration | None:
-        """The calibration, if there is one, as of a millisecond ago."""
-        now = time.monotonic()
-        if now - self._checked < _MAX_AGE:
-            return self._calibration
-        self._checked = now
-        try:
-            mtime = os.stat(self._folder).st_mtime_ns  # noqa: PTH116 - asked by nearly every search
-        except FileNotFoundError:
-            return self._calibration
-        if mtime != self._mtime:
-            self._calibration = self._read() if self._file.exists() else None
-            # A recent mtime may still be that of the next file.
-            self._mtime = mtime if time.time_ns() - mtime > _MTIME_RESOLUTION else 0
+        """The calibration, if there is one."""
+        with suppress(FileNotFoundError):
+            self._watch.poll(self._read)
         return self._calibration
 
-    def _read(self) -> Calibration:
+    def _read(self) -> None:
+        if not self._file.exists():
+            self._calibration = None
+            return
         try:
             values = json.loads(self._file.read_text())
-            # The first releases wrote no checksum.
+            # The first release wrote no checksum.
             if values.pop(CHECKSUM, None) not in (None, json_checksum(values)):
                 raise ValueError("The checksum differs.")
-            return Calibration(**values)
+            self._calibration = Calibration(**values)
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise GalleryError(f"{self._file} is damaged: calibrate again.") from error

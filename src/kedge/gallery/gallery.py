@@ -17,25 +17,16 @@ from kedge.datasets import is_external
 from kedge.deprecation import renamed_keywords
 from kedge.errors import ConfigError, GalleryError
 from kedge.gallery.anchors import Anchors
-from kedge.gallery.backup import repair_copy
 from kedge.gallery.calibration import Calibration, CalibrationFile, save_calibration
-from kedge.gallery.checksums import DamagedLists
 from kedge.gallery.ingest import Added, add_images, dataset_images, list_with_labels
-from kedge.gallery.location import Location
-from kedge.gallery.manifest import (
-    ListKind,
-    Manifest,
-    check_anchors,
-    create_folder,
-    download_folder,
-    is_taken,
-    read_anchors,
-    read_manifest,
-)
-from kedge.gallery.schema import COLUMNS, check_labels, first_line
-from kedge.gallery.search import Result, Snapshot
+from kedge.gallery.integrity import repair_copy
+from kedge.gallery.inverted_lists import DamagedLists
+from kedge.gallery.location import LOCK, Location, wrap_url_errors
+from kedge.gallery.manifest import ListKind, Manifest, create_folder, download_folder, open_model, read_manifest
+from kedge.gallery.schema import COLUMNS, check_count, check_labels, check_metadata, check_vectors, first_line
+from kedge.gallery.search import Columns, Result, Snapshot
 from kedge.gallery.snapshot import SnapshotLoader
-from kedge.gallery.table import LOCK, MEMORY, Table, Version
+from kedge.gallery.table import MEMORY, Table, Version
 from kedge.images import fetch_image, is_url, read_image
 from kedge.model import Model
 
@@ -44,8 +35,6 @@ __all__ = ["Gallery", "Item", "Method"]
 Method = Literal["two_stage", "brute_force"]
 _LOCK_SECONDS = 10.0
 _MIN_MEMORY = 64 << 20
-_MAX_NORM = 1e18
-"""Squares of larger lengths overflow single precision."""
 
 
 class Item(NamedTuple):
@@ -113,21 +102,10 @@ class Gallery:
         the longer side of the thumbnails that the gallery keeps of its images; 0 keeps none.
         """
         location = Location.of(path)
-        if lists not in get_args(ListKind):
-            raise ConfigError(f"lists must be one of {', '.join(get_args(ListKind))}, found {lists!r}.")
-        if not 0 <= thumbnails <= 1024:
-            raise ConfigError(f"thumbnails must lie between 0 and 1024 pixels, found {thumbnails}.")
-        if is_taken(location):
-            raise GalleryError(f"{location} is there already: open it with Gallery.open, or choose another path.")
-        if model is not None:
-            if anchors is not None or classes is not None or dim is not None:
-                raise ConfigError("A model brings its own anchors, classes and dimension: give only the model.")
-            learned, names, dim = _learned_anchors(model), model.classes, model.dim
-        else:
-            learned, names, dim = check_anchors(anchors, classes, dim)
-        manifest = Manifest(dim, lists, list(names), None if model is None else model.fingerprint, thumbnails)
-        with _wrap_url_errors(location):
-            create_folder(location, manifest, model, learned)
+        with wrap_url_errors(location):
+            manifest, learned = create_folder(
+                location, model, anchors, classes, dim, lists=lists, thumbnails=thumbnails
+            )
             return cls(location, manifest, learned, model)
 
     @classmethod
@@ -139,26 +117,12 @@ class Gallery:
         if memory < _MIN_MEMORY:
             raise ConfigError(f"memory must be at least {_MIN_MEMORY >> 20} MiB, found {memory / 2**20:g} MiB.")
         location = Location.of(path)
-        with _wrap_url_errors(location):
+        with wrap_url_errors(location):
             download_folder(location)
         manifest = read_manifest(location)
         repair_copy(location)
-        if manifest.model is None:
-            if model is not None:
-                raise ConfigError(f"{location} was made without a model: open it without one.")
-            return cls(location, manifest, read_anchors(location, manifest), None, memory=memory)
-        if model is not None and model.fingerprint != manifest.model:
-            raise ConfigError(
-                f"{location} was made with the model {manifest.model}, found {model.fingerprint}: open it with that."
-            )
-        model = model or Model.load(location.folder / "model")
-        if model.fingerprint != manifest.model:
-            raise GalleryError(
-                f"{location} was made with the model {manifest.model}, but holds {model.fingerprint}: put it back."
-            )
-        if list(model.classes) != list(manifest.classes):
-            raise GalleryError(f"{location} knows other classes than its model: one of them is damaged; put it back.")
-        return cls(location, manifest, _learned_anchors(model), model, memory=memory)
+        model, learned = open_model(location, manifest, model)
+        return cls(location, manifest, learned, model, memory=memory)
 
     # ------------------------------------------------------------------ what it holds
 
@@ -185,8 +149,7 @@ class Gallery:
     def item(self, id: int) -> Item:
         """Path, label and metadata of one item."""
         row = self._row(id)
-        metadata = {name: value for name, value in row.items() if name not in COLUMNS}
-        return Item(id, row["path"], row["label"], metadata)
+        return Item(id, row["path"], row["label"], {name: row[name] for name in row if name not in COLUMNS})
 
     def thumbnail(self, id: int) -> bytes | None:
         """The thumbnail (JPEG) of an item's image, if the gallery keeps any."""
@@ -222,8 +185,7 @@ class Gallery:
         Damaged lists are rebuilt; a damaged table raises, and the error names the items and the last good version.
         """
         table = self._table.latest()
-        if (damage := table.check()) is not None:
-            raise GalleryError(damage.sentence(self.location))
+        table.check()
         self._snapshots.reopen()
         before = self.snapshot()
         after = self._snapshots.verified()
@@ -267,11 +229,10 @@ class Gallery:
         """
         if self.model is None:
             raise ConfigError(f"{self.location} was made without a model: use add_embeddings.")
-        if commit_every is not None and commit_every < 1:
-            raise ConfigError(f"commit_every must be at least 1, found {commit_every}.")
+        _require_positive(commit_every=1 if commit_every is None else commit_every)
         files, names = dataset_images(source, labels) if is_external(source) else list_with_labels(source, labels)
-        names = check_labels(names)
-        columns = _check_metadata(metadata, len(files))
+        check_count("labels", names, len(files))
+        names, columns = check_labels(names), check_metadata(metadata, len(files))
         with self.writing() as table:
             return add_images(
                 table,
@@ -294,13 +255,12 @@ class Gallery:
         """Add external embeddings, one row each; all of them or, after a kill, none. Returns their ids."""
         matrix = self.check_vectors(vectors)
         count = len(matrix)
-        columns = _check_metadata(metadata, count)
-        for name, values in (("label", labels), ("path", paths)):
-            if values is not None:
-                if len(values) != count:
-                    raise ConfigError(f"{name}s must have {count} entries, one per vector, found {len(values)}.")
-                columns[name] = check_labels(values) if name == "label" else list(values)
-        if any(path is not None and "\0" in path for path in columns.get("path", ())):
+        columns = check_metadata(metadata, count)
+        check_count("labels", labels, count)
+        check_count("paths", paths, count)
+        columns["label"] = [None] * count if labels is None else check_labels(labels)
+        columns["path"] = [None] * count if paths is None else list(paths)
+        if any(path is not None and "\0" in path for path in columns["path"]):
             raise ConfigError("paths must not hold a NUL character.")
         if count == 0:
             return []
@@ -332,7 +292,6 @@ class Gallery:
         calibration = Calibration.from_distances(nearest, accept)
         with self.writing():
             save_calibration(self.location, calibration)
-        self._calibration = CalibrationFile(self.path)
         return calibration
 
     def optimize(self, *, forget: float | None = None) -> None:
@@ -344,8 +303,7 @@ class Gallery:
             raise ConfigError(f"forget must be a number of days, at least 0, found {forget}.")
         with self.writing() as table:
             # What is damaged must not be written on, and the versions before it must not be forgotten.
-            if (damage := table.check()) is not None:
-                raise GalleryError(damage.sentence(self.location))
+            table.check()
             table.add_checksums()
             table.compact()
             if forget is not None:
@@ -409,51 +367,44 @@ class Gallery:
     ) -> list[Result]:
         """The k nearest items of each vector, but for `exclude_id`; in the newest version, or in a `snapshot`."""
         matrix = self.check_vectors(queries)
-        if k < 1:
-            raise ConfigError(f"k must be at least 1, found {k}.")
-        if method not in ("two_stage", "brute_force"):
+        _require_positive(k=k, probes=probes)
+        if method not in get_args(Method):
             raise ConfigError(f"method must be one of {', '.join(get_args(Method))}, found {method!r}.")
-        if not probes >= 1:
-            raise ConfigError(f"probes must be at least 1, found {probes}.")
-        snapshot = self.snapshot() if snapshot is None else snapshot
         lists = probes if method == "two_stage" else None
-        started = time.perf_counter()
-        for repaired in (False, True):
-            masks = self._snapshots.masks(snapshot, where)
-            try:
-                hits, anchors = snapshot.search(
-                    matrix, k, probes=lists, min_candidates=min_candidates, masks=masks, exclude_id=exclude_id
-                )
-                break
-            except DamagedLists:
-                if repaired:
-                    raise
-                snapshot = self._snapshots.repaired(snapshot)
-        seconds = (time.perf_counter() - started) / max(1, len(matrix))
-        unknown = self.is_unknown(snapshot.anchors, matrix)
-        return [Result(*found, seconds) for found in zip(hits, anchors, unknown, strict=True)]
 
-    def is_unknown(self, anchors: Anchors, queries: np.ndarray) -> list[bool | None]:
-        """Whether each query is far from every anchor; None where the gallery was not calibrated."""
+        def search_in(snapshot: Snapshot) -> tuple[list[Columns], list[np.ndarray] | None]:
+            masks = self._snapshots.masks(snapshot, where)
+            return snapshot.search(
+                matrix, k, probes=lists, min_candidates=min_candidates, masks=masks, exclude_id=exclude_id
+            )
+
+        snapshot = self.snapshot() if snapshot is None else snapshot
+        started = time.perf_counter()
+        try:
+            hits, probed = search_in(snapshot)
+        except DamagedLists:
+            snapshot = self._snapshots.repaired(snapshot)
+            hits, probed = search_in(snapshot)
+        seconds = (time.perf_counter() - started) / max(1, len(matrix))
+        names, nearest = snapshot.anchors.names, None
+        anchors = [list(names)] * len(matrix)
+        if probed is not None:
+            nearest = np.array([numbers[0] for numbers in probed], dtype=np.int64)
+            anchors = [[names[number] for number in numbers.tolist()] for numbers in probed]
+        unknown = self.is_unknown(snapshot.anchors, matrix, nearest)
+        return [Result(*of_query, seconds) for of_query in zip(hits, anchors, unknown, strict=True)]
+
+    def is_unknown(self, anchors: Anchors, queries: np.ndarray, nearest: np.ndarray | None = None) -> list[bool | None]:
+        """Whether each query is far from every anchor, the `nearest` if known; None without a calibration."""
         if (calibration := self.calibration) is None:
             return [None] * len(queries)
-        unknown: list[bool | None] = (np.sqrt(anchors.nearest_squares(queries)) > calibration.threshold).tolist()
+        distances = np.sqrt(anchors.nearest_squares(queries, nearest))
+        unknown: list[bool | None] = (distances > calibration.threshold).tolist()
         return unknown
 
     def check_vectors(self, vectors: Any) -> np.ndarray:
         """Vectors as a float32 matrix of this gallery's dimension, one row each; raises where they are none."""
-        matrix = np.ascontiguousarray(vectors, dtype=np.float32)
-        if matrix.ndim != 2 or matrix.shape[1] != self.dim:
-            shape = " × ".join(map(str, matrix.shape))
-            raise ConfigError(f"vectors must be N × {self.dim}, as this gallery holds, found {shape}.")
-        # One number tells that all are fine; only where it does not, each is checked.
-        if not np.vdot(matrix, matrix) < _MAX_NORM**2:
-            if not np.isfinite(matrix).all():
-                row = int(np.flatnonzero(~np.isfinite(matrix).all(axis=1))[0])
-                raise ConfigError(f"vectors must be finite, found NaN or infinity in row {row}.")
-            if (largest := float(np.abs(matrix).max())) > _MAX_NORM / self.dim:
-                raise ConfigError(f"vectors must be below {_MAX_NORM / self.dim:.1e}, found {largest:.1e}: scale them.")
-        return matrix
+        return check_vectors(vectors, self.dim)
 
     # ------------------------------------------------------------------ for other writers
 
@@ -483,28 +434,7 @@ class Gallery:
             self._snapshots.invalidate()
 
 
-@contextmanager
-def _wrap_url_errors(location: Location) -> Iterator[None]:
-    """A URL that cannot be reached is one sentence."""
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        if location.url is None or isinstance(error, (ConfigError, GalleryError)):
-            raise
-        raise GalleryError(
-            f"{location} cannot be reached: check the address and its credentials ({first_line(error)})."
-        ) from error
-
-
-def _learned_anchors(model: Model) -> np.ndarray | None:
-    return None if model.anchors is None else model.anchors.cpu().numpy()
-
-
-def _check_metadata(metadata: Mapping[str, Sequence[Any]] | None, count: int) -> dict[str, list[Any]]:
-    columns = {name: list(values) for name, values in (metadata or {}).items()}
-    for name, values in columns.items():
-        if name in COLUMNS:
-            raise ConfigError(f"metadata cannot be named {name!r}: the gallery has a column of that name.")
-        if len(values) != count:
-            raise ConfigError(f"{name} must have {count} entries, one per item, found {len(values)}.")
-    return columns
+def _require_positive(**values: float) -> None:
+    for name, value in values.items():
+        if not value >= 1:
+            raise ConfigError(f"{name} must be at least 1, found {value}.")

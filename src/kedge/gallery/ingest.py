@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kedge.datasets.external import sources_of
 from kedge.datasets.sources import Source
-from kedge.errors import ConfigError, DataError, ImageError
+from kedge.errors import DataError, ImageError
 from kedge.gallery.table import Table
 from kedge.images import Preprocessing, list_images, prefetch, read_image
 from kedge.images.io import make_thumbnail
@@ -26,17 +26,16 @@ if TYPE_CHECKING:
     from kedge.gallery.gallery import Gallery
 
 __all__ = [
+    "NOT_TEXT",
     "UNREADABLE",
     "Added",
     "Batch",
     "Decoded",
     "ExistingItem",
-    "StoredImage",
     "add_images",
     "collate",
     "dataset_images",
     "decode",
-    "decode_ahead",
     "decode_file",
     "existing_folder",
     "existing_items",
@@ -106,9 +105,11 @@ def list_with_labels(
         root = Path(source).absolute()
         files = list_images(root)
         parts = [file.relative_to(root).parts for file in files]
-        return files, _checked_labels(labels, [part[0] if len(part) > 1 else None for part in parts])
-    files = [Path(file).absolute() for file in ([source] if isinstance(source, (str, Path)) else source)]
-    return files, _checked_labels(labels, [None] * len(files))
+        folders = [part[0] if len(part) > 1 else None for part in parts]
+    else:
+        files = [Path(file).absolute() for file in ([source] if isinstance(source, (str, Path)) else source)]
+        folders = [None] * len(files)
+    return files, folders if labels is None else list(labels)
 
 
 def dataset_images(
@@ -126,27 +127,17 @@ def dataset_images(
         identity = source.identity
         version = None if identity is None else _digest(repr(identity).encode())
         for row in range(len(source)):
-            path = source.path(row)
+            if (path := source.path(row)) is not None:
+                files.append(Path(path))
+                continue
             image = StoredImage(source, row, f"{source.name}-{version}/{row}")
-            if version is None and path is None:
-                image = StoredImage(source, row, f"{source.name}/{_content_digest(image)}")
-            files.append(Path(path) if path is not None else image)
-    return files, _checked_labels(labels, names)
-
-
-def _checked_labels(labels: Sequence[str | None] | None, default: list[str | None]) -> list[str | None]:
-    if labels is None:
-        return default
-    if len(labels) != len(default):
-        raise ConfigError(f"labels must have {len(default)} entries, one per image, found {len(labels)}.")
-    return list(labels)
-
-
-def _content_digest(image: StoredImage) -> str:
-    try:
-        return _digest(image.read_bytes())
-    except OSError:  # adding it will say why
-        return str(image.row)
+            if version is None:
+                try:
+                    image = replace(image, name=f"{source.name}/{_digest(image.read_bytes())}")
+                except OSError:  # adding it will say why
+                    image = replace(image, name=f"{source.name}/{row}")
+            files.append(image)
+    return files, names if labels is None else list(labels)
 
 
 def _digest(content: bytes) -> str:
@@ -249,24 +240,6 @@ def collate(first: int, files: Sequence[Any], decoded: Sequence[Decoded]) -> Bat
     return batch
 
 
-def decode_ahead(
-    files: Sequence[Any],
-    existing: Mapping[str, ExistingItem],
-    size: int,
-    preprocessing: Preprocessing,
-    thumbnails: int,
-) -> Iterator[Batch]:
-    """Batches of decoded images, prefetched while the encoder works on the last one."""
-
-    def decode_item(file: Any) -> Decoded:
-        return decode_file(file, existing.get(str(file)), preprocessing, thumbnails)
-
-    decoded = prefetch(decode_item, files, ahead=_PREFETCH * size)
-    with contextlib.closing(decoded):
-        for first in range(0, len(files), size):
-            yield collate(first, files, list(islice(decoded, size)))
-
-
 # ---------------------------------------------------------------------- adding
 
 
@@ -317,20 +290,25 @@ def add_images(
             table.commit(new)
         table.delete(old)
 
+    def decode_item(file: Any) -> Decoded:
+        return decode_file(file, existing.get(str(file)), model.preprocessing, thumbnails)
+
     try:
-        for batch in decode_ahead(files, existing, _BATCH, model.preprocessing, thumbnails):
-            added.skipped += batch.skipped
-            added.present += batch.present
-            if batch.rows:
-                columns = batch.columns(first, files, labels, metadata)
-                columns["embedding"] = model.embed(batch.images).numpy()
-                fragments += table.write(columns)
-                outdated += [existing[path].id for path in columns["path"] if path in existing]
-                added += columns["id"]
-                uncommitted += len(batch.rows)
-            if uncommitted >= commit_every:
-                commit()
-            progress(added)
+        with contextlib.closing(prefetch(decode_item, files, ahead=_PREFETCH * _BATCH)) as decoded:
+            for start in range(0, len(files), _BATCH):
+                batch = collate(start, files, list(islice(decoded, _BATCH)))
+                added.skipped += batch.skipped
+                added.present += batch.present
+                if batch.rows:
+                    columns = batch.columns(first, files, labels, metadata)
+                    columns["embedding"] = model.embed(batch.images).numpy()
+                    fragments += table.write(columns)
+                    outdated += [existing[path].id for path in columns["path"] if path in existing]
+                    added += columns["id"]
+                    uncommitted += len(batch.rows)
+                if uncommitted >= commit_every:
+                    commit()
+                progress(added)
     except KeyboardInterrupt:
         # Who commits in steps keeps what is whole.
         if commit_every < len(files):
@@ -348,19 +326,19 @@ def index_folder(gallery: Gallery, folder: str | Path, *, progress: Callable[[Ad
     files, labels = list_with_labels(existing_folder(folder))
     if not files:
         raise DataError(f"{folder} holds no images: give the folder that holds them.")
-    last: Added | None = None
+    report = progress or (lambda _: None)
+    latest = Added(len(files))
 
-    def report(added: Added) -> None:
-        nonlocal last
-        last = added
-        if progress is not None:
-            progress(added)
+    def keep(added: Added) -> None:
+        nonlocal latest
+        latest = added
+        report(added)
 
     try:
-        added = gallery.add(files, labels, commit_every=_COMMIT_EVERY, progress=report)
+        added = gallery.add(files, labels, commit_every=_COMMIT_EVERY, progress=keep)
     finally:
-        if last is not None:
-            write_unreadable(gallery.path / UNREADABLE, last.skipped)
+        if latest.done:
+            write_unreadable(gallery.path / UNREADABLE, latest.skipped)
     gallery.optimize()
     return added
 

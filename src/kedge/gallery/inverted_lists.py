@@ -11,7 +11,7 @@ import os
 import secrets
 import shutil
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,12 +23,12 @@ from kedge.errors import GalleryError
 from kedge.gallery.anchor_index import ARRAYS as INDEX_ARRAYS
 from kedge.gallery.anchor_index import AnchorIndex
 from kedge.gallery.anchors import Anchors
-from kedge.gallery.checksums import BlockChecksums, block_checksums, seal_text, unseal_text
-from kedge.gallery.schema import embeddings_of, require_valid
+from kedge.gallery.distances import norms_of
+from kedge.gallery.schema import embeddings_of, require_valid, seal_text, unseal_text
 from kedge.gallery.table import Table
 from kedge.io import atomic_write
 
-__all__ = ["InvertedLists", "StoredLists", "open_lists", "write_lists"]
+__all__ = ["DamagedLists", "InvertedLists", "StoredLists", "open_lists", "write_lists"]
 
 FORMAT = 4
 _CURRENT = "current"
@@ -37,11 +37,58 @@ _RETRIES = 3
 _ROW_ARRAYS = ("vectors", "norms", "ids", "labels", "paths")
 """Those with a row for each item, in the order of their common checksums."""
 _BLOCKS = "checksums"
-_VERIFY_FIRST = 16 << 20
-"""Bytes of an array up to which it is compared with its checksum while the lists are opened, and not later."""
-_CAN_PREFETCH = hasattr(mmap, "MADV_WILLNEED")
+_BLOCK = 256
+"""Rows that share a checksum."""
 _PATH_WIDTH = 256
 """Bytes; the few paths that are longer are in the header."""
+
+
+class DamagedLists(GalleryError):
+    """Inverted lists whose bytes are not those that were written: they are rebuilt from the table."""
+
+
+class BlockChecksums:
+    """Compares memory-mapped rows with their checksums, a block at a time, before they are first used."""
+
+    def __init__(self, arrays: Sequence[Any], checksums: np.ndarray) -> None:
+        self._arrays = arrays
+        self._checksums = checksums
+        self._pending = np.ones(len(checksums), bool)
+        self._all_intact = False
+
+    def check(self, bounds: Sequence[tuple[int, int]]) -> None:
+        """Compare the blocks that hold these ranges of rows, unless they were compared before."""
+        if self._all_intact:
+            return
+        ranges = [(start // _BLOCK, -(-end // _BLOCK)) for start, end in bounds if start < end]
+        ranges = [(first, last) for first, last in ranges if self._pending[first:last].any()]
+        for first, last in ranges:
+            self._prefetch(first * _BLOCK, last * _BLOCK)
+        for first, last in ranges:
+            for block in (first + np.flatnonzero(self._pending[first:last])).tolist():
+                if _block_checksum(self._arrays, block) != self._checksums[block]:
+                    raise DamagedLists("The inverted lists are damaged: their bytes are not those that were written.")
+                self._pending[block] = False
+        if ranges:
+            self._all_intact = not self._pending.any()
+
+    def check_all(self) -> None:
+        """Compare everything that was not compared before."""
+        self.check([(0, _BLOCK * len(self._checksums))])
+
+    def _prefetch(self, start: int, end: int) -> None:
+        """Ask for all pages of some rows at once (MADV_WILLNEED)."""
+        for array in self._arrays if hasattr(mmap, "MADV_WILLNEED") else ():
+            width, last = array.nbytes // len(array), min(end, len(array))
+            first = (array.offset + start * width) // mmap.PAGESIZE * mmap.PAGESIZE
+            array._mmap.madvise(mmap.MADV_WILLNEED, first, array.offset + last * width - first)
+
+
+def _block_checksum(arrays: Sequence[np.ndarray], block: int) -> int:
+    checksum = 0
+    for array in arrays:
+        checksum = zlib.crc32(array[block * _BLOCK : (block + 1) * _BLOCK].data, checksum)
+    return checksum
 
 
 @dataclass(frozen=True)
@@ -58,8 +105,6 @@ class InvertedLists:
     """As bytes of one width, so that some are taken without touching the others; empty for none or a long one."""
     label_names: tuple[str, ...]
     long_paths: dict[int, str] = field(default_factory=dict)
-    mapped: tuple[Any, ...] = ()
-    """The memory-mapped arrays of which a search reads the rows of a list."""
     blocks: BlockChecksums | None = None
     """Checksums of what is on disk; None for lists in memory."""
 
@@ -70,35 +115,16 @@ class InvertedLists:
     def _names(self) -> np.ndarray:
         return np.array([*self.label_names, None], dtype=object)  # -1 is the last
 
-    @cached_property
-    def _prefetched(self) -> np.ndarray:
-        return np.zeros(len(self.offsets), bool)
-
     def bounds(self, number: int) -> tuple[int, int]:
         """The first row of a list and the one after its last; a list that came later is empty."""
         if number + 1 >= len(self.offsets):
             return 0, 0
         return int(self.offsets[number]), int(self.offsets[number + 1])
 
-    @cached_property
-    def list_of_row(self) -> np.ndarray:
-        """The list of each row."""
-        return np.repeat(np.arange(len(self.offsets) - 1, dtype=np.int32), np.diff(self.offsets))
-
-    def prefetch(self, numbers: Sequence[int]) -> None:
-        """Prefetch lists not read yet (MADV_WILLNEED), and compare their bytes with their checksums."""
-        if self.blocks is None or self.blocks.all_intact:
-            return
-        new = [number for number in numbers if number + 1 < len(self.offsets) and not self._prefetched[number]]
-        for number in new:
-            start, end = self.bounds(number)
-            for array in self.mapped if start < end else ():
-                width = array.nbytes // len(array)
-                first = (array.offset + start * width) // mmap.PAGESIZE * mmap.PAGESIZE
-                array._mmap.madvise(mmap.MADV_WILLNEED, first, array.offset + end * width - first)
-        for number in new:
-            self.blocks.check(*self.bounds(number))
-            self._prefetched[number] = True
+    def prefetch(self, numbers: Iterable[int]) -> None:
+        """Prefetch lists not read yet, and compare their bytes with their checksums."""
+        if self.blocks is not None:
+            self.blocks.check([self.bounds(number) for number in numbers])
 
     def verify(self) -> None:
         """Compare all bytes with their checksums, unless that was done before."""
@@ -136,11 +162,10 @@ class InvertedLists:
         names: dict[str | None, int] = {None: -1}
         codes = np.array([names.setdefault(label, len(names) - 1) for label in labels], dtype=np.int32)
         vectors = np.ascontiguousarray(embeddings[order], dtype=np.float32)
-        sorted_paths = [paths[row] for row in order]
-        cells, long_paths = _path_cells(sorted_paths, _path_width(sorted_paths))
+        cells, long_paths = _path_cells(*_encode_paths([paths[row] for row in order]))
         return cls(
             vectors=vectors,
-            norms=np.einsum("ij,ij->i", vectors, vectors),
+            norms=norms_of(vectors),
             ids=ids[order],
             offsets=_offsets(lists, count),
             labels=codes.reshape(-1)[order],
@@ -181,36 +206,26 @@ def open_lists(root: Path, known: StoredLists | None = None) -> StoredLists | No
 
 def _load(folder: Path, header: dict[str, Any]) -> StoredLists:
     files: dict[str, Any] = {}
-    unverified: list[tuple[np.ndarray, int]] = []
 
     # As plain arrays over the mapped bytes: memmap's own class is slow to slice.
     def load(name: str) -> np.ndarray:
-        array = np.load(folder / f"{name}.npy", mmap_mode="r")
+        array = files[name] = np.load(folder / f"{name}.npy", mmap_mode="r")
         dtype, shape, checksum = header["arrays"][name]
         if array.dtype.str != dtype or list(array.shape) != shape:
             raise ValueError(f"{name}.npy has another type or shape than when it was written.")
-        files[name] = array
-        plain = np.asarray(array)
-        if checksum is not None and array.nbytes > _VERIFY_FIRST:
-            unverified.append((plain, checksum))
-        elif checksum is not None and zlib.crc32(plain.data) != checksum:
+        if checksum is not None and zlib.crc32(array.data) != checksum:
             raise ValueError(f"{name}.npy is damaged.")
-        return plain
+        return np.asarray(array)
 
     index = AnchorIndex(**{name: load(f"index_{name}") for name in INDEX_ARRAYS}) if header.get("indexed") else None
-    vectors = load("anchors")
-    anchors = Anchors(
-        vectors if index is not None else np.array(vectors), tuple(header["names"]), int(header["learned"]), index
-    )
-    arrays = {name: load(name) for name in (*_ROW_ARRAYS, "offsets")}
-    scanned = [files[name] for name in ("ids", "labels", "paths", "vectors")]
+    vectors = load("anchors") if index is not None else np.array(load("anchors"))
     lists = InvertedLists(
-        **arrays,
+        **{name: load(name) for name in (*_ROW_ARRAYS, "offsets")},
         label_names=tuple(header["label_names"]),
         long_paths={int(row): path for row, path in header["long_paths"].items()},
-        mapped=tuple(array for array in scanned if isinstance(array, np.memmap)) if _CAN_PREFETCH else (),
-        blocks=BlockChecksums([arrays[name] for name in _ROW_ARRAYS], load(_BLOCKS), unverified),
+        blocks=BlockChecksums([files[name] for name in _ROW_ARRAYS], load(_BLOCKS)),
     )
+    anchors = Anchors(vectors, tuple(header["names"]), int(header["learned"]), index)
     return StoredLists(lists, anchors, header["pieces"], folder.name)
 
 
@@ -248,8 +263,8 @@ def write_lists(root: Path, table: Table, anchors: Anchors, *, by_label: bool) -
 def _describe_arrays(folder: Path) -> dict[str, Any]:
     """Type, shape and checksum of each array; those with a row for each item have one for every block of rows."""
     arrays = {file.stem: np.load(file, mmap_mode="r") for file in sorted(folder.glob("*.npy"))}
-    rows = [np.asarray(arrays[name]) for name in _ROW_ARRAYS]
-    arrays[_BLOCKS] = block_checksums(rows, len(arrays["ids"]))
+    rows, blocks = [np.asarray(arrays[name]) for name in _ROW_ARRAYS], -(-len(arrays["ids"]) // _BLOCK)
+    arrays[_BLOCKS] = np.array([_block_checksum(rows, block) for block in range(blocks)], dtype=np.uint32)
     np.save(folder / f"{_BLOCKS}.npy", arrays[_BLOCKS])
     return {
         name: [array.dtype.str, list(array.shape), None if name in _ROW_ARRAYS else zlib.crc32(array.data)]
@@ -265,17 +280,17 @@ def _write_arrays(folder: Path, table: Table, anchors: Anchors, *, by_label: boo
         id_batches.append(np.asarray(batch.column("id")))
         require_valid(id_batches[-1], embeddings)
         list_batches.append(anchors.assign(embeddings, labels, by_label=by_label))
-        width = max(width, _path_width(batch.column("path").to_pylist()))
+        width = max(width, _encode_paths(batch.column("path").to_pylist())[1])
     ids, lists = np.concatenate(id_batches), np.concatenate(list_batches)
     order = np.lexsort((ids, lists))
     position = np.empty_like(order)
     position[order] = np.arange(len(order))
 
     total, dim = len(ids), table.dim
-    vectors = _allocate(folder, "vectors", (total, dim), np.dtype(np.float32))
-    norms = _allocate(folder, "norms", (total,), np.dtype(np.float32))
-    codes = _allocate(folder, "labels", (total,), np.dtype(np.int32))
-    paths = _allocate(folder, "paths", (total,), np.dtype(f"S{width}"))
+    vectors = _allocate(folder, "vectors", (total, dim), "<f4")
+    norms = _allocate(folder, "norms", (total,), "<f4")
+    codes = _allocate(folder, "labels", (total,), "<i4")
+    paths = _allocate(folder, "paths", (total,), f"S{width}")
     names: dict[str | None, int] = {None: -1}
     long_paths: dict[int, str] = {}
     written = 0
@@ -284,9 +299,9 @@ def _write_arrays(folder: Path, table: Table, anchors: Anchors, *, by_label: boo
         rows = position[written : written + len(embeddings)]
         written += len(embeddings)
         vectors[rows] = embeddings
-        norms[rows] = np.einsum("ij,ij->i", embeddings, embeddings)
+        norms[rows] = norms_of(embeddings)
         codes[rows] = [names.setdefault(label, len(names) - 1) for label in batch.column("label").to_pylist()]
-        paths[rows], long = _path_cells(batch.column("path").to_pylist(), width)
+        paths[rows], long = _path_cells(_encode_paths(batch.column("path").to_pylist())[0], width)
         long_paths |= {int(rows[row]): path for row, path in long.items()}
     if written != total:
         raise GalleryError("The table changed while its lists were written.")
@@ -302,11 +317,11 @@ def _write_arrays(folder: Path, table: Table, anchors: Anchors, *, by_label: boo
     return {"indexed": anchors.index is not None, "label_names": label_names, "long_paths": long_paths}
 
 
-def _allocate(folder: Path, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+def _allocate(folder: Path, name: str, shape: tuple[int, ...], dtype: str) -> np.ndarray:
     path = folder / f"{name}.npy"
     if 0 in shape:
-        np.save(path, np.empty(shape, dtype))
-        return np.empty(shape, dtype)
+        np.save(path, empty := np.empty(shape, dtype))
+        return empty
     array = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
     if hasattr(os, "posix_fallocate"):
         # Room for all of it now: a full disk would otherwise end the process at some later assignment.
@@ -319,16 +334,13 @@ def _offsets(lists: np.ndarray, count: int) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(np.bincount(lists, minlength=count))])
 
 
-def _encode_path(path: str | None) -> bytes:
-    return b"" if path is None else path.encode("utf-8", "surrogateescape")
+def _encode_paths(paths: Sequence[str | None]) -> tuple[list[bytes], int]:
+    """Paths as bytes, and the width of a cell that holds all but the very long ones."""
+    encoded = [(path or "").encode("utf-8", "surrogateescape") for path in paths]
+    return encoded, min(_PATH_WIDTH, max(map(len, encoded), default=1) or 1)
 
 
-def _path_width(paths: Sequence[str | None]) -> int:
-    return min(_PATH_WIDTH, max((len(_encode_path(path)) for path in paths), default=1) or 1)
-
-
-def _path_cells(paths: Sequence[str | None], width: int) -> tuple[np.ndarray, dict[int, str]]:
+def _path_cells(encoded: list[bytes], width: int) -> tuple[np.ndarray, dict[int, str]]:
     """Paths as bytes of one width, and those that are longer, by row."""
-    encoded = [_encode_path(path) for path in paths]
-    long = {row: paths[row] or "" for row, path in enumerate(encoded) if len(path) > width}
+    long = {row: path.decode("utf-8", "surrogateescape") for row, path in enumerate(encoded) if len(path) > width}
     return np.array([b"" if len(path) > width else path for path in encoded], dtype=f"S{width}"), long

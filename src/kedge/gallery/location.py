@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import lance
 import pyarrow as pa
 
-from kedge.errors import GalleryError
+from kedge.errors import GalleryError, KedgeError
 from kedge.io import Folder, atomic_write, is_url
 
-__all__ = ["Location"]
+__all__ = ["LOCK", "FolderWatch", "Location", "wrap_url_errors"]
 
+LOCK = "writer.lock"
+"""The file in a gallery's folder that its writer locks."""
 _COUNTER = "next_id"
 _RETRIES = 100
 _MAX_ID = 1 << 62
+_MTIME_RESOLUTION = 50_000_000
+"""Nanoseconds: coarser than any file system's clock."""
 
 
 @dataclass(frozen=True)
@@ -64,15 +71,12 @@ class Location:
         return Folder(str(self)).read(name)
 
     def upload(self, *names: str) -> None:
-        """Copy files of the folder to the URL, in this order."""
-        if self.url is not None:
-            for name in names:
-                Folder(self.url).write(name, (self.folder / name).read_bytes())
+        """Copy files of the folder to the URL, if there is one, in this order."""
+        for name in names if self.url is not None else ():
+            Folder(str(self)).write(name, (self.folder / name).read_bytes())
 
     def download(self, *names: str) -> None:
         """Copy files from the URL into the folder; those that do not exist there are removed here too."""
-        if self.url is None:
-            return
         for name in names:
             content, file = self.read(name), self.folder / name
             if content is None:
@@ -113,8 +117,21 @@ class Location:
 
     def create_counter(self, first: int = 0) -> None:
         """Start the id counter of a gallery at a URL."""
-        if self.url is not None:
-            lance.write_dataset(_counter_row(first), f"{self}/{_COUNTER}.lance")
+        lance.write_dataset(_counter_row(first), f"{self}/{_COUNTER}.lance")
+
+
+@contextmanager
+def wrap_url_errors(location: Location) -> Iterator[None]:
+    """A URL that cannot be reached is one sentence."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        if location.url is None or isinstance(error, KedgeError):
+            raise
+        reason = str(error).partition("\n")[0]
+        raise GalleryError(
+            f"{location} cannot be reached: check the address and its credentials ({reason})."
+        ) from error
 
 
 def _read_counter(file: Path) -> int:
@@ -134,3 +151,19 @@ def _read_counter(file: Path) -> int:
 
 def _counter_row(number: int) -> pa.Table:
     return pa.table({"name": ["id"], "next": pa.array([number], pa.int64())})
+
+
+class FolderWatch:
+    """Notices by the mtime of a folder that a file in it came or went, which is much cheaper than to read them."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self._folder = str(folder)
+        self._seen = 0
+
+    def poll(self, reload: Callable[[], object]) -> None:
+        """Call `reload` if something has changed since it last succeeded."""
+        mtime = os.stat(self._folder).st_mtime_ns  # noqa: PTH116 - asked by every search; Path.stat costs twice as much
+        if mtime != self._seen:
+            reload()
+            # A recent mtime may still be that of the next change.
+            self._seen = mtime if time.time_ns() - mtime > _MTIME_RESOLUTION else 0

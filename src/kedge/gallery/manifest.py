@@ -15,27 +15,17 @@ import numpy as np
 
 from kedge.errors import ConfigError, GalleryError
 from kedge.gallery.calibration import FILE as CALIBRATION
-from kedge.gallery.checksums import CHECKSUM, json_checksum
 from kedge.gallery.location import Location
-from kedge.gallery.schema import check_label
+from kedge.gallery.schema import CHECKSUM, check_label, json_checksum
 from kedge.gallery.table import Table
 from kedge.io import Folder
 from kedge.model import Model
 
-__all__ = [
-    "ListKind",
-    "Manifest",
-    "check_anchors",
-    "create_folder",
-    "download_folder",
-    "is_taken",
-    "read_anchors",
-    "read_manifest",
-]
+__all__ = ["ListKind", "Manifest", "create_folder", "download_folder", "is_taken", "open_model", "read_manifest"]
 
 FILE = "gallery.json"
 FORMAT = 2
-"""Since 2, checksums tell damaged bytes; see `checksums.py`."""
+"""Since 2, checksums tell damaged bytes; see `integrity.py`."""
 KIND = "kedge-gallery"
 ListKind = Literal["label", "anchor"]
 
@@ -55,8 +45,30 @@ class Manifest:
     """The CRC-32 of the file of anchors, in a gallery of external embeddings that came with some."""
 
 
-def create_folder(location: Location, manifest: Manifest, model: Model | None, learned: np.ndarray | None) -> None:
-    """An empty gallery: the whole of it or, after a kill, nothing in its place."""
+def create_folder(
+    location: Location,
+    model: Model | None,
+    anchors: np.ndarray | None,
+    classes: Sequence[str] | None,
+    dim: int | None,
+    *,
+    lists: ListKind,
+    thumbnails: int,
+) -> tuple[Manifest, np.ndarray | None]:
+    """An empty gallery, the whole of it or, after a kill, nothing in its place; its manifest and learned anchors."""
+    if lists not in get_args(ListKind):
+        raise ConfigError(f"lists must be one of {', '.join(get_args(ListKind))}, found {lists!r}.")
+    if not 0 <= thumbnails <= 1024:
+        raise ConfigError(f"thumbnails must lie between 0 and 1024 pixels, found {thumbnails}.")
+    if is_taken(location):
+        raise GalleryError(f"{location} is there already: open it with Gallery.open, or choose another path.")
+    if model is None:
+        learned, names, dim = _check_anchors(anchors, classes, dim)
+    elif anchors is not None or classes is not None or dim is not None:
+        raise ConfigError("A model brings its own anchors, classes and dimension: give only the model.")
+    else:
+        learned, names, dim = _learned_anchors(model), tuple(model.classes), model.dim
+    manifest = Manifest(dim, lists, list(names), None if model is None else model.fingerprint, thumbnails)
     folder = location.folder
     if location.url is not None:
         # What is here is the cache of a gallery that is there no more.
@@ -71,7 +83,7 @@ def create_folder(location: Location, manifest: Manifest, model: Model | None, l
             np.save(part / "anchors.npy", learned)
             manifest = replace(manifest, anchors=zlib.crc32((part / "anchors.npy").read_bytes()))
         if location.url is None:
-            Table.create(part, manifest.dim)
+            Table.create(part, dim)
         values = {"kind": KIND, "format": FORMAT, **asdict(manifest)}
         values[CHECKSUM] = json_checksum(values)
         (part / FILE).write_text(json.dumps(values, indent=2, ensure_ascii=False), encoding="utf-8")
@@ -79,11 +91,12 @@ def create_folder(location: Location, manifest: Manifest, model: Model | None, l
     finally:
         shutil.rmtree(part, ignore_errors=True)
     if location.url is not None:
-        Table.create(location, manifest.dim)
+        Table.create(location, dim)
         location.create_counter()
-        names = sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
+        names_there = sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
         # The manifest, which makes a gallery of it, comes last.
-        location.upload(*(name for name in names if name != FILE), FILE)
+        location.upload(*(name for name in names_there if name != FILE), FILE)
+    return manifest, learned
 
 
 def download_folder(location: Location) -> None:
@@ -136,7 +149,28 @@ def read_manifest(location: Location) -> Manifest:
     return manifest
 
 
-def read_anchors(location: Location, manifest: Manifest) -> np.ndarray | None:
+def open_model(location: Location, manifest: Manifest, model: Model | None) -> tuple[Model | None, np.ndarray | None]:
+    """The model of a gallery, which is loaded unless it is in memory already, and its learned anchors, if any."""
+    if manifest.model is None:
+        if model is not None:
+            raise ConfigError(f"{location} was made without a model: open it without one.")
+        return None, _read_anchors(location, manifest)
+    made_with = f"{location} was made with the model {manifest.model}"
+    if model is not None and model.fingerprint != manifest.model:
+        raise ConfigError(f"{made_with}, found {model.fingerprint}: open it with that.")
+    model = model or Model.load(location.folder / "model")
+    if model.fingerprint != manifest.model:
+        raise GalleryError(f"{made_with}, but holds {model.fingerprint}: put it back.")
+    if list(model.classes) != list(manifest.classes):
+        raise GalleryError(f"{location} knows other classes than its model: one of them is damaged; put it back.")
+    return model, _learned_anchors(model)
+
+
+def _learned_anchors(model: Model) -> np.ndarray | None:
+    return None if model.anchors is None else model.anchors.cpu().numpy()
+
+
+def _read_anchors(location: Location, manifest: Manifest) -> np.ndarray | None:
     """The anchors of a gallery without a model, if it was created with any."""
     file = location.folder / "anchors.npy"
     if manifest.anchors is None and not file.exists():
@@ -150,7 +184,7 @@ def read_anchors(location: Location, manifest: Manifest) -> np.ndarray | None:
     return anchors
 
 
-def check_anchors(
+def _check_anchors(
     anchors: np.ndarray | None, classes: Sequence[str] | None, dim: int | None
 ) -> tuple[np.ndarray | None, tuple[str, ...], int]:
     """Anchors, class names and dimension of a gallery of external embeddings."""

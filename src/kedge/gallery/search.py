@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import repeat
@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from kedge.gallery.anchors import Anchors
+from kedge.gallery.distances import norms_of, parallel_cdist, squared_distances
 from kedge.gallery.inverted_lists import InvertedLists
-from kedge.gallery.simd import parallel_cdist
 
 __all__ = ["Columns", "Hit", "Masks", "Part", "Result", "Snapshot"]
 
@@ -131,16 +131,16 @@ class Snapshot:
         min_candidates: int = 0,
         masks: Masks | None = None,
         exclude_id: int | None = None,
-    ) -> tuple[list[Columns], list[list[str | None]]]:
-        """The k nearest items of each query, and the names of the anchors whose lists were searched.
+    ) -> tuple[list[Columns], list[np.ndarray] | None]:
+        """The k nearest items of each query, and the anchors whose lists were searched, nearest first (None: all).
 
         Searches the lists of the `probes` nearest anchors (None: all lists), and more until they hold
         `min_candidates`; where these lists are empty, goes on to the nearest one that is not.
         """
-        masks, names = self.alive if masks is None else masks, self.anchors.names
+        masks = self.alive if masks is None else masks
         if probes is None:
-            return self.scan(queries, k, None, masks, exclude_id), [list(names)] * len(queries)
-        probes = min(probes, len(names))
+            return self.scan(queries, k, None, masks, exclude_id), None
+        probes = min(probes, len(self.anchors))
         probed = self._probe(queries, probes, min_candidates, masks)
         hits = self.scan(queries, k, probed, masks, exclude_id)
         empty = [row for row, columns in enumerate(hits) if not columns.ids]
@@ -150,7 +150,7 @@ class Snapshot:
             farther_hits = self.scan(queries[empty], k, farther, masks, exclude_id)
             for row, numbers, columns in zip(empty, farther, farther_hits, strict=True):
                 probed[row], hits[row] = numbers, columns
-        return hits, [[names[number] for number in numbers.tolist()] for numbers in probed]
+        return hits, probed
 
     def _probe(self, queries: np.ndarray, probes: int, min_candidates: int, masks: Masks) -> list[np.ndarray]:
         """For each query the lists to search: the nearest, and more until they hold enough candidates."""
@@ -185,14 +185,14 @@ class Snapshot:
         """The k nearest items of each query in its probed lists, or (None) in all of them."""
         count = k if exclude_id is None else k + 1
         candidates: list[list[_Candidates]] = [[] for _ in queries]
+        by_list = _queries_by_list(len(queries), probed)
         for part, mask in zip(self.parts, self.alive if masks is None else masks, strict=True):
             lists = part.lists
             if probed is None:
                 lists.verify()
             else:
-                for numbers in probed:
-                    lists.prefetch(numbers.tolist())
-            for number, asking in _queries_by_list(len(queries), probed):
+                lists.prefetch(number for number, _ in by_list if number is not None)
+            for number, asking in by_list:
                 start, end = (0, len(lists)) if number is None else lists.bounds(number)
                 if start == end or not asking:
                     continue
@@ -242,13 +242,11 @@ class Snapshot:
         return Columns(*lists.describe(rows), np.sqrt(squares).tolist(), anchors)
 
 
-def _queries_by_list(queries: int, probed: list[np.ndarray] | None) -> Iterable[tuple[int | None, list[int]]]:
+def _queries_by_list(queries: int, probed: list[np.ndarray] | None) -> list[tuple[int | None, list[int]]]:
     """The lists to scan (None: all), and the queries that probe each."""
     if probed is None:
         return [(None, list(range(queries)))]
-    if queries == 1:
-        return [(number, [0]) for number in probed[0].tolist()]
-    asking: dict[int, list[int]] = {}
+    asking: dict[int | None, list[int]] = {}
     for row, numbers in enumerate(probed):
         for number in numbers.tolist():
             asking.setdefault(number, []).append(row)
@@ -268,15 +266,11 @@ def _scan_list_batch(
     lists: InvertedLists, start: int, end: int, queries: np.ndarray, k: int, mask: np.ndarray | None
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
     """The same for several queries, which share a matrix product; each with the number of its query."""
-    norms = np.einsum("ij,ij->i", queries, queries)
-    lengths = np.sqrt(norms).tolist()
+    lengths = np.sqrt(norms_of(queries)).tolist()
     step = max(1, _BLOCK // len(queries))
     for first in range(start, end, step):
         last = min(end, first + step)
-        squares = queries @ lists.vectors[first:last].T
-        squares *= -2
-        squares += lists.norms[first:last]
-        squares += norms[:, None]
+        squares = squared_distances(queries, lists.vectors[first:last], lists.norms[first:last])
         allowed = None if mask is None else mask[first:last]
         for number, length in enumerate(lengths):
             rows = _k_nearest(squares[number], k, allowed, length) + first

@@ -6,8 +6,8 @@ import logging
 import math
 import threading
 import time
-import weakref
 from collections.abc import Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -16,48 +16,19 @@ from filelock import FileLock, Timeout
 
 from kedge.errors import GalleryError
 from kedge.gallery.anchors import Anchors, anchors_of, extend_anchors
-from kedge.gallery.checksums import DamagedLists
-from kedge.gallery.inverted_lists import InvertedLists, StoredLists, open_lists, write_lists
+from kedge.gallery.inverted_lists import DamagedLists, InvertedLists, StoredLists, open_lists, write_lists
+from kedge.gallery.location import LOCK
 from kedge.gallery.schema import embeddings_of, require_valid
 from kedge.gallery.search import Masks, Part, Snapshot
-from kedge.gallery.table import LOCK, Table
+from kedge.gallery.table import Table
 
-__all__ = ["Changes", "IdSet", "SnapshotLoader", "changes_since"]
+__all__ = ["Changes", "Items", "SnapshotLoader", "changes_since"]
 
 _MAX_TAIL = 10_000
 """With more new rows than this, the lists are written anew before the next search."""
 _ROW_OVERHEAD = 512
 """Bytes that a row of the tail takes beside its vector."""
-_CHECK_DELAY = 2.0
-"""Seconds until what was opened is compared with its checksums in the background: the first searches come first."""
 _log = logging.getLogger(__name__)
-
-
-class IdSet:
-    """A set of ids, one byte for each: millions are added and looked up at a time."""
-
-    def __init__(self) -> None:
-        self._members = np.zeros(1024, bool)
-
-    def add(self, ids: np.ndarray) -> None:
-        """Add ids, which must not be negative."""
-        if (largest := int(ids.max(initial=0))) >= len(self._members):
-            self._members = np.concatenate([self._members, np.zeros(largest + 1, bool)])
-        self._members[ids] = True
-
-    def remove(self, ids: np.ndarray) -> None:
-        """Remove ids that are in the set."""
-        self._members[ids] = False
-
-    def contains(self, ids: np.ndarray) -> np.ndarray:
-        """The mask of those that are in the set; ids may be anything, as in damaged lists."""
-        mask: np.ndarray = self._members.take(ids, mode="clip")
-        mask &= (ids >= 0) & (ids < len(self._members))
-        return mask
-
-    def ids(self) -> np.ndarray:
-        """All ids, ascending."""
-        return np.flatnonzero(self._members)
 
 
 class Changes(NamedTuple):
@@ -76,18 +47,17 @@ def changes_since(stored: StoredLists, table: Table) -> Changes:
     gone = not then.keys() <= now.keys()
     if gone:
         changed = set(now)
-    alive, deleted = IdSet(), IdSet()
-    for ids, is_deleted in table.ids_in(changed):
-        alive.add(ids[~is_deleted])
-        deleted.add(ids[is_deleted])
+    batches = [(np.empty(0, np.int64), np.empty(0, bool)), *table.ids_in(changed)]
+    ids, is_deleted = (np.concatenate(columns) for columns in zip(*batches, strict=True))
+    alive = np.sort(ids[~is_deleted])
     if not gone and changed.isdisjoint(then):
         # Rows that only came, which is how most of it happens, are in no list.
-        return Changes(None, alive.ids(), changed)
-    mask = alive.contains(listed)
-    alive.remove(listed[mask])
+        return Changes(None, alive, changed)
+    mask = np.isin(listed, alive)
+    new = alive[~np.isin(alive, listed)]
     if not gone:
-        mask |= ~deleted.contains(listed)
-    return Changes(None if mask.all() else mask, alive.ids(), changed)
+        mask |= ~np.isin(listed, ids[is_deleted])
+    return Changes(None if mask.all() else mask, new, changed)
 
 
 class SnapshotLoader:
@@ -166,10 +136,8 @@ class SnapshotLoader:
         """Which rows of each part match a filter."""
         if where is None:
             return snapshot.alive
-        matching = IdSet()
-        for ids in self._table.at(snapshot.version).ids_where(where):
-            matching.add(ids)
-        matches = [matching.contains(part.lists.ids) for part in snapshot.parts]
+        matching = np.asarray(self._table.at(snapshot.version).columns(["id"], where).column("id"))
+        matches = [np.isin(part.lists.ids, matching) for part in snapshot.parts]
         return [mask if alive is None else mask & alive for mask, alive in zip(matches, snapshot.alive, strict=True)]
 
     def _load(self, table: Table) -> Snapshot:
@@ -186,10 +154,6 @@ class SnapshotLoader:
             anchors = self.anchors(table)
             stored = StoredLists(InvertedLists.empty(table.dim, len(anchors)), anchors, {})
             changes = changes_since(stored, table)
-        if stored is not self._stored and stored.name:
-            timer = threading.Timer(_CHECK_DELAY, _verify_in_background, [weakref.ref(self), stored.name])
-            timer.daemon = True
-            timer.start()
         self._stored = stored
         parts, anchors = [Part(stored.lists, changes.alive)], stored.anchors
         if len(changes.new):
@@ -222,18 +186,73 @@ class SnapshotLoader:
         lists = anchors.assign(embeddings, labels, by_label=self._by_label)
         return InvertedLists.in_memory(lists, len(anchors), ids, embeddings, labels, paths), anchors
 
-    def verify_opened(self, name: str) -> None:
-        """Compare lists and table with their checksums, if the lists of this folder are still in use."""
-        if self._stored is not None and self._stored.name == name:
-            self.verified()
-            self._table.latest().verify()
 
+class Items:
+    """The items of a snapshot as one sequence, in order of their ids or as they lie on disk (`by_id=False`).
 
-def _verify_in_background(reference: weakref.ref[SnapshotLoader], name: str) -> None:
-    loader = reference()
-    try:
-        if loader is not None:
-            loader.verify_opened(name)
-    except GalleryError as error:
-        if loader is not None and loader._folder.exists():
-            _log.error("%s", error)
+    A few numbers for each are in memory; vectors and paths are read from the inverted lists when asked for.
+    """
+
+    def __init__(self, snapshot: Snapshot, *, by_id: bool = True) -> None:
+        self.snapshot = snapshot
+        self._lists = [part.lists for part in snapshot.parts]
+        rows = [np.arange(len(p.lists)) if p.alive is None else np.flatnonzero(p.alive) for p in snapshot.parts]
+        self._part = np.repeat(np.arange(len(rows)), [len(of_part) for of_part in rows])
+        self._row = np.concatenate([*rows, np.empty(0, np.int64)]).astype(np.int64)
+        self.ids: np.ndarray = self._gather([lists.ids for lists in self._lists])
+        if by_id:
+            order = np.argsort(self.ids, kind="stable")
+            self.ids, self._part, self._row = self.ids[order], self._part[order], self._row[order]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @cached_property
+    def lists(self) -> np.ndarray:
+        """The list of each item, which is the number of its anchor."""
+        rows = [np.repeat(np.arange(len(part.offsets) - 1), np.diff(part.offsets)) for part in self._lists]
+        return self._gather(rows).astype(np.int32)
+
+    @cached_property
+    def _coded_labels(self) -> tuple[list[str], np.ndarray]:
+        names, codes = list[str](), []
+        for lists in self._lists:
+            codes.append(np.where(lists.labels >= 0, lists.labels + len(names), -1))
+            names += lists.label_names
+        code_of_item = self._gather(codes)
+        used = sorted({names[code] for code in np.unique(code_of_item).tolist() if code >= 0})
+        numbers = {name: number for number, name in enumerate(used)}
+        # One more at the end, for the code -1.
+        by_code = np.array([*(numbers.get(name, -1) for name in names), -1], dtype=np.int64)
+        return used, by_code[code_of_item]
+
+    @property
+    def label_names(self) -> list[str]:
+        """All labels that an item has, sorted."""
+        return self._coded_labels[0]
+
+    @property
+    def labels(self) -> np.ndarray:
+        """The index of each item's label in `label_names`; -1 for none."""
+        return self._coded_labels[1]
+
+    def vectors(self, positions: np.ndarray) -> np.ndarray:
+        """The embeddings of some items."""
+        vectors = np.empty((len(positions), self.snapshot.anchors.vectors.shape[1]), np.float32)
+        for number, lists in enumerate(self._lists):
+            mine = np.flatnonzero(self._part[positions] == number)
+            vectors[mine] = lists.vectors[self._row[positions[mine]]]
+        return vectors
+
+    def describe(self, position: int) -> tuple[str | None, str | None]:
+        """Path and label of an item."""
+        _, (path,), (label,) = self._lists[self._part[position]].describe(self._row[position : position + 1])
+        return path, label
+
+    def _gather(self, by_part: list[np.ndarray]) -> np.ndarray:
+        """Values of all rows of all parts, for the items in their order."""
+        values = np.empty(len(self._row), by_part[0].dtype)
+        for number, of_part in enumerate(by_part):
+            mine = self._part == number
+            values[mine] = of_part[self._row[mine]]
+        return values

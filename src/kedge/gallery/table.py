@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-import os
 import threading
-import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -20,10 +18,10 @@ from lance import Session  # type: ignore[attr-defined]
 from lance.fragment import FragmentMetadata, write_fragments
 
 from kedge.errors import ConfigError, GalleryError
-from kedge.gallery.checksums import CHECKSUM, row_checksums
-from kedge.gallery.integrity import Damage, Integrity, missing_file, wrap_read_errors
-from kedge.gallery.location import Location
+from kedge.gallery.integrity import Integrity, missing_file, wrap_read_errors
+from kedge.gallery.location import LOCK, FolderWatch, Location
 from kedge.gallery.schema import (
+    CHECKSUM,
     COLUMNS,
     arrow_columns,
     column_types,
@@ -31,18 +29,13 @@ from kedge.gallery.schema import (
     embeddings_of,
     first_line,
     require_valid,
+    row_checksums,
 )
 
 __all__ = ["LOCK", "MEMORY", "Table", "Version"]
 
-LOCK = "writer.lock"
-"""The file in a gallery's folder that its writer locks."""
 MEMORY = 1 << 30
 """Bytes that a gallery may keep in memory beside the page cache."""
-_MTIME_RESOLUTION = 50_000_000
-"""Nanoseconds: coarser than any file system's clock."""
-_VERIFY_FIRST = 256 << 20
-"""A table of up to this many bytes is verified before one of its rows is read; of a larger one, only the row is."""
 _SENTINEL = "987654321987"
 _log = logging.getLogger(__name__)
 
@@ -66,15 +59,14 @@ class Table:
         self.dim = dim
         self.integrity = Integrity(self.location, dim)
         self._uri = self.location.table_uri
-        self._versions_folder = f"{self._uri}/_versions"
-        self._seen_mtime = 0
+        self._watch = FolderWatch(f"{self._uri}/_versions")
         self._lock = threading.Lock()
         self._memory = memory
         # Left to itself, Lance may cache several GiB.
         self._session = Session(index_cache_size_bytes=memory // 8, metadata_cache_size_bytes=memory // 8)
         self._max_id, self._counted_files = -1, set[str]()
         """The largest id in the data files that were counted."""
-        self._dataset = self._open_latest()
+        self._reload()
 
     @classmethod
     def create(cls, location: Location | Path, dim: int) -> Table:
@@ -87,16 +79,9 @@ class Table:
 
     # ------------------------------------------------------------------ versions
 
-    def _open_latest(self) -> Any:
-        with wrap_read_errors(self.location):
-            self.integrity.require_newest()
-            dataset = lance.dataset(self._uri, session=self._session)
-            self.integrity.checksums.require(self.integrity.files(dataset, deletions_only=True))
-        return dataset
-
     def _reload(self) -> None:
         with self._lock:  # of two threads, the later one must not put back what the earlier one saw
-            self._dataset = self._open_latest()
+            self._dataset = self.integrity.open_latest(session=self._session)
 
     @property
     def version(self) -> int:
@@ -105,17 +90,11 @@ class Table:
 
     def refresh(self) -> int:
         """Move to the newest version; its number."""
-        if self.location.url is not None:
-            if self._dataset.latest_version != self._dataset.version:
-                self._reload()
-            return self.version
-        # A commit adds a file to this folder, and its mtime is much cheaper to ask for than the list of versions.
         with wrap_read_errors(self.location):
-            mtime = os.stat(self._versions_folder).st_mtime_ns  # noqa: PTH116 - Path.stat costs twice as much
-        if mtime != self._seen_mtime:
-            self._reload()
-            # A recent mtime may still be that of the commit after the one that was seen.
-            self._seen_mtime = mtime if time.time_ns() - mtime > _MTIME_RESOLUTION else 0
+            if self.location.url is None:
+                self._watch.poll(self._reload)
+            elif self._dataset.latest_version != self._dataset.version:
+                self._reload()
         return self.version
 
     def pin(self) -> Table:
@@ -144,12 +123,12 @@ class Table:
         except GalleryError:
             # One of the manifests is damaged, the others are not.
             manifests = self.integrity.manifests()
-            damaged = self.integrity.checksums.damaged(manifests.values())
+            damaged = self.integrity.damaged(manifests.values())
             if not damaged:
                 raise
-            good = sorted(number for number, name in manifests.items() if name not in damaged)
-            times = [(self.location.folder / manifests[number]).stat().st_mtime for number in good]
-            return [Version(number, datetime.fromtimestamp(when)) for number, when in zip(good, times, strict=True)]
+            good = sorted((number, name) for number, name in manifests.items() if name not in damaged)
+            times = [(self.location.folder / name).stat().st_mtime for _, name in good]
+            return [Version(number, datetime.fromtimestamp(at)) for (number, _), at in zip(good, times, strict=True)]
 
     def restore(self, number: int) -> None:
         """Make an old version the newest one; those between stay versions too."""
@@ -158,7 +137,7 @@ class Table:
             raise ConfigError(f"version must be one of {numbers[0]} … {numbers[-1]}, found {number}.")
         with wrap_read_errors(self.location):
             if number in (manifests := self.integrity.manifests()):
-                self.integrity.checksums.require([manifests[number]])
+                self.integrity.require([manifests[number]])
             old = lance.dataset(self._uri, version=number)
             self.integrity.verify(old)
             old.restore()  # type: ignore[no-untyped-call]
@@ -176,9 +155,9 @@ class Table:
         """Raise unless this version is as it was written; what was compared before is not compared again."""
         self.integrity.verify(self._dataset)
 
-    def check(self) -> Damage | None:
-        """Compare all of this version with its checksums once more; None where all is well."""
-        return self.integrity.check(self._dataset, self.integrity.manifests().get(self.version))
+    def check(self) -> None:
+        """Compare all of this version once more; the error names the damaged items and the last good version."""
+        self.integrity.check(self._dataset)
 
     def seal(self, before: Collection[str], *, prune: bool = False) -> None:
         """Keep the checksums of what was written since there were only the files `before`; see `Integrity.seal`."""
@@ -241,7 +220,7 @@ class Table:
         lance.LanceDataset.commit(self._uri, operation, read_version=self.version)
         self._reload()
         for fragment in fragments:
-            self.integrity.trust([file.path for file in fragment.files])
+            self.integrity.trust(file.path for file in fragment.files)
 
     def add_columns(self, rows: Mapping[str, Any]) -> None:
         """Add metadata columns that the table lacks, empty for the rows that it has."""
@@ -271,20 +250,17 @@ class Table:
             dataset.cleanup_old_versions(older_than=timedelta(days=days), error_if_tagged_old_versions=False)
 
     def add_checksums(self) -> None:
-        """Give a checksum to the rows that the first releases wrote."""
-        if CHECKSUM in self._dataset.schema.names:
-            if self._dataset.count_rows(f"{CHECKSUM} IS NULL") == 0:
-                return
-            with self._modifying() as dataset:
-                dataset.drop_columns([CHECKSUM])
-        dim = self.dim
+        """Give a checksum to the rows that the first release wrote."""
+        names, dim = self._dataset.schema.names, self.dim
+        if CHECKSUM in names:
+            return
 
         def checksums(batch: pa.RecordBatch) -> pa.RecordBatch:
             return pa.record_batch({CHECKSUM: pa.array(row_checksums(batch, dim))})
 
         with self._modifying() as dataset:
             if len(self):
-                dataset.add_columns(checksums, read_columns=self._dataset.schema.names)
+                dataset.add_columns(checksums, read_columns=names)
             else:
                 dataset.add_columns(pa.schema([(CHECKSUM, pa.int64())]))
 
@@ -300,23 +276,20 @@ class Table:
 
     def row(self, id: int) -> dict[str, Any] | None:
         """One item, compared with the checksum of its row; None where there is no such item."""
-        small = self.integrity.checksums.pending(self.integrity.files(self._dataset)) <= _VERIFY_FIRST
-        for verified in (True,) if small else (False, True):
-            if verified:  # before an item is said to be missing, all of the table was compared
-                self.verify()
-            with wrap_read_errors(self.location):
-                rows = self._dataset.to_table(filter=f"id = {int(id)}")
-                damaged = damaged_rows(rows, self.dim)
-            if damaged.any():
-                raise GalleryError(
-                    f"{self.location} is damaged: item {id} is not as it was written; "
-                    "kedge info --check says what to do."
-                )
-            if len(rows):
-                row = {name: rows.column(name)[0] for name in rows.column_names if name != "embedding"}
-                values = {name: value.as_py() for name, value in row.items()}
-                return {**values, "embedding": embeddings_of(rows, self.dim)[0]}
-        return None
+        if CHECKSUM not in self._dataset.schema.names:
+            self.verify()
+        with wrap_read_errors(self.location):
+            rows = self._dataset.to_table(filter=f"id = {int(id)}")
+            damaged = damaged_rows(rows, self.dim)
+        if damaged.any():
+            raise GalleryError(
+                f"{self.location} is damaged: item {id} is not as it was written; kedge info --check says what to do."
+            )
+        if not len(rows):
+            self.verify()  # the id itself may be what is damaged
+            return None
+        values = {name: rows.column(name)[0].as_py() for name in rows.column_names if name != "embedding"}
+        return {**values, "embedding": embeddings_of(rows, self.dim)[0]}
 
     def check_filter(self, where: str) -> None:
         """Raise unless Lance understands all of a filter: it parses one expression and ignores whatever follows."""
@@ -336,12 +309,6 @@ class Table:
         with wrap_read_errors(self.location):
             return self._dataset.to_table(columns=list(names), filter=where)
 
-    def ids_where(self, where: str) -> Iterator[np.ndarray]:
-        """The ids that match a filter, a batch at a time."""
-        self.check_filter(where)
-        for batch in self.batches(["id"], where):
-            yield np.asarray(batch.column("id"))
-
     def batches(
         self, names: Sequence[str], where: str | None = None, data_files: Collection[str] | None = None, **options: Any
     ) -> Iterator[pa.RecordBatch]:
@@ -350,7 +317,7 @@ class Table:
         self.integrity.verify(dataset, data_files)
         with wrap_read_errors(self.location):
             if data_files is not None:
-                fragments = [one for one in dataset.get_fragments() if one.metadata.files[0].path in data_files]
+                fragments = [part for part in dataset.get_fragments() if part.metadata.files[0].path in data_files]
                 if not fragments:
                     return
                 options["fragments"] = fragments
@@ -364,7 +331,8 @@ class Table:
         Neither is ever changed or renamed: where both are the same, so are the rows.
         """
         with wrap_read_errors(self.location):
-            return {one.metadata.files[0].path: one.deletion_file() or "" for one in self._dataset.get_fragments()}
+            fragments = self._dataset.get_fragments()
+            return {fragment.metadata.files[0].path: fragment.deletion_file() or "" for fragment in fragments}
 
     def ids_in(self, data_files: Collection[str]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """The ids in some data files, and the mask of those that were deleted."""

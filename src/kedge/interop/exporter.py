@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from kedge.errors import ConfigError
 from kedge.gallery import Gallery
-from kedge.gallery.checksums import CHECKSUM
-from kedge.gallery.items import Items
+from kedge.gallery.schema import CHECKSUM
+from kedge.gallery.snapshot import Items
 from kedge.interop.manifest import LIST, Manifest, Rows
 
 __all__ = ["export_state"]

@@ -9,8 +9,8 @@ from pathlib import Path, PurePath
 import numpy as np
 
 from kedge.errors import ConfigError
-from kedge.gallery.items import Items
 from kedge.gallery.search import Hit
+from kedge.gallery.snapshot import Items
 
 __all__ = ["UPLOADS", "Catalogue", "ImageFiles", "shown_name"]
 

@@ -24,7 +24,7 @@ from starlette.exceptions import HTTPException
 from kedge.errors import ConfigError, ImageError
 from kedge.gallery import Gallery
 from kedge.gallery.anchors import Anchors
-from kedge.gallery.checksums import DamagedLists
+from kedge.gallery.inverted_lists import DamagedLists
 from kedge.io import atomic_write
 from kedge.serving.batching import BatchedEncoder, Decoders
 from kedge.serving.catalogue import UPLOADS, Catalogue, ImageFiles

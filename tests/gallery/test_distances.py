@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kedge.gallery import Gallery, simd
-from kedge.gallery.checksums import CHECKSUM, json_checksum, seal_text, unseal_text
+from kedge.gallery import Gallery, distances
+from kedge.gallery.schema import CHECKSUM, json_checksum, seal_text, unseal_text
 
 DIM, ANCHORS, ITEMS = 48, 5, 1500
 
@@ -34,20 +34,20 @@ def gallery(tmp_path: Path) -> Gallery:
 
 def test_threads_change_no_hit(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
     query = clusters(0)[1][0]
-    monkeypatch.setattr(simd, "_PARALLEL_BYTES", 0)
-    monkeypatch.setattr(simd, "_THREADS", 2)
-    monkeypatch.setattr(simd, "_SLOW", 0.0)  # any wait is too long
-    monkeypatch.setattr(simd, "_BACKOFF", 1e9)
-    monkeypatch.setattr(simd, "_single_threaded_until", 0.0)
+    monkeypatch.setattr(distances, "_PARALLEL_BYTES", 0)
+    monkeypatch.setattr(distances, "_THREADS", 2)
+    monkeypatch.setattr(distances, "_SLOW", 0.0)  # any wait is too long
+    monkeypatch.setattr(distances, "_BACKOFF", 1e9)
+    monkeypatch.setattr(distances, "_single_threaded_until", 0.0)
     parallel = gallery.search(query, 20)
-    assert simd._single_threaded_until > 1e8
+    assert distances._single_threaded_until > 1e8
     assert gallery.search(query, 20).hits == parallel.hits
 
 
 def test_beside_a_library_that_brings_the_same_symbols() -> None:
     pytest.importorskip("usearch")
     script = (
-        "import usearch.index, numpy as np; from kedge.gallery.simd import parallel_cdist; "
+        "import usearch.index, numpy as np; from kedge.gallery.distances import parallel_cdist; "
         "print(parallel_cdist(np.ones((1, 4), np.float32), np.zeros((3, 4), np.float32)))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)

@@ -1,0 +1,114 @@
+"""Squared Euclidean distances: by SimSIMD of one query to many rows, by a matrix product of many; and k-means."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+__all__ = ["k_means", "nearest_centre", "norms_of", "parallel_cdist", "smallest", "squared_distances"]
+
+_THREADS = min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+_PARALLEL_BYTES = 400_000
+"""Below this size, starting threads takes longer than a single-threaded scan."""
+_SLOW = 1e-9
+"""Seconds per byte above which a multi-threaded scan counts as slow; one thread needs a tenth of it or less."""
+_BACKOFF = 0.1
+"""Seconds to stay single-threaded after a slow multi-threaded scan."""
+_BLOCK = 8192
+"""Vectors that k-means compares with all centroids at once."""
+
+_single_threaded_until = 0.0
+
+
+def _load_cdist() -> Any:
+    """SimSIMD, bound to its own symbols.
+
+    Its successor NumKong, which usearch loads for the whole process, has symbols of the same names.
+    """
+    flags = sys.getdlopenflags() if hasattr(sys, "getdlopenflags") else None
+    try:
+        if flags is not None:
+            sys.setdlopenflags(flags | getattr(os, "RTLD_DEEPBIND", 0))
+        from simsimd import cdist
+
+        return cdist
+    finally:
+        if flags is not None:
+            sys.setdlopenflags(flags)
+
+
+cdist = _load_cdist()
+
+
+def parallel_cdist(query: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Squared Euclidean distances of one query (1 × dim) to every row, in the rows' order.
+
+    Computed by differences: |x|² − 2x·q + |q|² loses digits near zero.
+    """
+    global _single_threaded_until
+    size = rows.nbytes
+    if not size:
+        return np.empty(len(rows), np.float32)
+    if size < _PARALLEL_BYTES:
+        return np.asarray(cdist(query, rows, "sqeuclidean", dtype="float32", out_dtype="float32")).reshape(-1)
+    started = time.monotonic()
+    threads = _THREADS if started > _single_threaded_until else 1
+    squares = cdist(query, rows, "sqeuclidean", dtype="float32", out_dtype="float32", threads=threads)
+    # The threads wait for each other: where another process has the cores, for a time slice each.
+    if threads > 1 and (ended := time.monotonic()) - started > size * _SLOW:
+        _single_threaded_until = ended + _BACKOFF
+    return np.asarray(squares).reshape(-1)
+
+
+def norms_of(rows: np.ndarray) -> np.ndarray:
+    """The squared length of each row."""
+    norms: np.ndarray = np.einsum("ij,ij->i", rows, rows)
+    return norms
+
+
+def squared_distances(queries: np.ndarray, rows: np.ndarray, norms: np.ndarray) -> np.ndarray:
+    """|x|² − 2x·q + |q|², queries × rows, as one matrix product: near zero it loses digits and may be negative."""
+    squares: np.ndarray = queries @ rows.T
+    squares *= -2
+    squares += norms
+    squares += norms_of(queries)[:, None]
+    return squares
+
+
+def smallest(values: np.ndarray, count: int) -> np.ndarray:
+    """The columns of the `count` smallest values of each row, ascending; ties by column."""
+    if count == 1:
+        return np.asarray(values.argmin(axis=1, keepdims=True))
+    if count >= values.shape[1]:
+        return np.asarray(np.argsort(values, axis=1, kind="stable"))
+    columns = np.sort(np.argpartition(values, count - 1, axis=1)[:, :count], axis=1)
+    order = np.argsort(np.take_along_axis(values, columns, 1), axis=1, kind="stable")
+    return np.take_along_axis(columns, order, 1)
+
+
+def nearest_centre(vectors: np.ndarray, centres: np.ndarray) -> np.ndarray:
+    """The number of the centroid nearest to each vector."""
+    norms = norms_of(centres)
+    nearest = np.empty(len(vectors), np.int32)
+    for start in range(0, len(vectors), _BLOCK):
+        rows = slice(start, start + _BLOCK)
+        nearest[rows] = squared_distances(vectors[rows], centres, norms).argmin(axis=1)
+    return nearest
+
+
+def k_means(vectors: np.ndarray, count: int, *, rounds: int, seed: int = 0) -> np.ndarray:
+    """`count` k-means centroids, initialised with some of the vectors."""
+    rng = np.random.default_rng(seed)
+    centres = vectors[np.sort(rng.choice(len(vectors), count, replace=False))]
+    for _ in range(rounds):
+        cells = nearest_centre(vectors, centres)
+        order = np.argsort(cells, kind="stable")
+        used, starts, sizes = np.unique(cells[order], return_index=True, return_counts=True)
+        # A centroid that lost all its vectors stays where it is.
+        centres = centres.copy()
+        centres[used] = np.add.reduceat(vectors[order], starts, axis=0, dtype=np.float64) / sizes[:, None]
+    return centres
