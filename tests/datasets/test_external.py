@@ -161,6 +161,7 @@ def test_unreadable_pictures_are_skipped_and_listed(photos: Path) -> None:
     [
         ([(np.zeros((8, 8, 3), np.float64), 0)], "float64 .*ToTensor"),
         ([(np.zeros((3, 8, 8), np.uint8), 0)], "H x W x 3"),
+        ([(np.zeros((0, 8, 3), np.uint8), 0)], "found 0 x 8 x 3"),
         ([("photo.png", 0)], "found a str"),
         ([np.zeros((8, 8, 3), np.uint8)], "an image and its label"),
         ([(np.zeros((8, 8, 3), np.uint8), [0, 1])], "label"),

@@ -144,6 +144,8 @@ class TorchSource(Source):
                 "prepares them itself."
             )
         try:
+            if 0 in pixels.shape:  # which Pillow would take
+                raise ValueError("it has no pixels")
             image: Image.Image = to_pil_image(pixels)
             return image
         except (TypeError, ValueError) as error:
