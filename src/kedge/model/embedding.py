@@ -32,6 +32,7 @@ def embed_split(
     if len(split) == 0:
         raise ConfigError(f"There are no {title} to embed.")
     batches = np.split(np.arange(len(split)), range(batch_size, len(split), batch_size))
-    terminal = {"console": stderr(), "transient": True, "disable": not stderr().is_terminal}
+    terminal = stderr()
+    progress = track(batches, f"embedding {title}", console=terminal, transient=True, disable=not terminal.is_terminal)
     with torch.inference_mode():
-        return torch.cat([embed(split.take(rows)).float() for rows in track(batches, f"embedding {title}", **terminal)])
+        return torch.cat([embed(split.take(rows)).float() for rows in progress])

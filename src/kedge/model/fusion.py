@@ -74,15 +74,15 @@ def fuse_resnet(folded: nn.Module) -> bool:
     oneDNN takes the addition of the shortcut and the ReLU into the convolution, and reads weights that are reordered
     once instead of in every call. These are the operators that torch's compiler calls.
     """
-    network = getattr(folded, "backbone", None)
+    network: Any = getattr(folded, "backbone", None)
     if type(network) is not ResNet or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     for layer in (network.layer1, network.layer2, network.layer3, network.layer4):
         for name, block in layer.named_children():
             if type(block) in (BasicBlock, Bottleneck):
                 setattr(layer, name, _FusedBlock(block))
-    network.conv1 = _FusedConv(network.conv1, relu=True)  # type: ignore[assignment]
-    network.relu = nn.Identity()  # type: ignore[assignment]
+    network.conv1 = _FusedConv(network.conv1, relu=True)
+    network.relu = nn.Identity()
     return True
 
 

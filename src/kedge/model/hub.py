@@ -204,7 +204,7 @@ def _results(model: Model, path: Path) -> tuple[list[EvalResult], str]:
         raise ConfigError(
             f"metrics {file} are those of the model {measured}, found {model.fingerprint}: run kedge evaluate again."
         )
-    about = {"task_type": "image-feature-extraction", "task_name": "Image retrieval"}
+    about: dict[str, Any] = {"task_type": "image-feature-extraction", "task_name": "Image retrieval"}
     about |= {"dataset_type": dataset, "dataset_name": dataset}
     results = [
         EvalResult(**about, metric_type=kind, metric_name=name, metric_value=value) for kind, name, value in scores
