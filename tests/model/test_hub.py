@@ -70,7 +70,7 @@ def test_a_folder_that_both_understand(tmp_path: Path) -> None:
     assert {one.dataset_name for one in card.data.eval_results} == {'odd: "name"\n---\n- x'}
     (classes,) = re.findall(r"## Classes\n\n(.*)\n", card.text)
     assert classes.count("`") == 2 * len(NASTY)
-    assert "| brute force | 0.500 | 0.250 |" in card.text
+    assert "| mAP (brute force) | 0.500 |" in card.text
 
 
 def test_the_card_does_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

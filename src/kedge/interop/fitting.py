@@ -16,7 +16,7 @@ from kedge.errors import ConfigError
 from kedge.losses import CAMLoss
 from kedge.losses.base import check_count, check_number
 
-__all__ = ["Fitted", "Head", "fit_head"]
+__all__ = ["Fitted", "Head", "HeadOptions", "fit_head"]
 
 Head = Literal["hidden", "linear", "identity"]
 
@@ -52,49 +52,53 @@ class _Standardize(nn.Module):
         return (features - self.mean) * self.scale
 
 
-def fit_head(
-    vectors: np.ndarray,
-    labels: np.ndarray,
-    num_classes: int,
-    *,
-    head: Head,
-    dim: int | None,
-    hidden: int,
-    margin: float,
-    min_norm: float,
-    epochs: int,
-    batch_size: int,
-    learning_rate: float,
-    weight_decay: float,
-    seed: int,
-) -> Fitted:
+@dataclass(kw_only=True, eq=False, repr=False)
+class HeadOptions:
+    """How a head and anchors are trained; the estimators' parameters."""
+
+    head: Head = "hidden"
+    dim: int | None = None
+    hidden: int = 128
+    margin: float = 2.0
+    min_norm: float = 1.0
+    epochs: int = 60
+    batch_size: int = 128
+    learning_rate: float = 0.1
+    weight_decay: float = 5e-4
+
+
+def fit_head(options: HeadOptions, vectors: np.ndarray, labels: np.ndarray, num_classes: int, seed: int) -> Fitted:
     """Train with the class anchor margin loss: SGD with momentum, its rate rising and falling once."""
-    if head not in get_args(Head):
-        raise ConfigError(f"head must be one of {', '.join(get_args(Head))}, found {head!r}.")
-    for name, count in {"hidden": hidden, "epochs": epochs, "batch_size": batch_size}.items():
-        check_count(name, count)
-    check_number("learning_rate", learning_rate, above=True)
-    check_number("weight_decay", weight_decay)
     width = vectors.shape[1]
-    if dim is not None:
-        check_count("dim", dim, otherwise="None")
-        if head == "identity" and dim != width:
-            raise ConfigError(f"With head='identity' dim must be the number of features, {width}, found {dim}.")
-    dim = dim or (width if head == "identity" else num_classes)
+    _check(options, width)
+    dim = options.dim or (width if options.head == "identity" else num_classes)
     items, targets = torch.from_numpy(np.array(vectors, dtype=np.float64)), torch.from_numpy(np.array(labels))
     with _single_thread(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        network = _network(head, items, dim, hidden).double()
-        loss = CAMLoss(num_classes, dim, margin, min_norm).double()
-        if head == "identity":
+        network = _network(options, items, dim).double()
+        loss = CAMLoss(num_classes, dim, options.margin, options.min_norm).double()
+        if options.head == "identity":
             # The vectors do not move, so the anchors start at their class means.
             with torch.no_grad():
                 loss.anchors.copy_(
                     torch.stack([network(items[targets == label]).mean(0) for label in range(num_classes)])
                 )
-        _sgd(network, loss, items, targets, epochs, batch_size, learning_rate, weight_decay)
+        _sgd(options, network, loss, items, targets)
     network.eval().requires_grad_(False)
     return Fitted(network, loss.anchors.detach().numpy())
+
+
+def _check(options: HeadOptions, width: int) -> None:
+    if options.head not in get_args(Head):
+        raise ConfigError(f"head must be one of {', '.join(get_args(Head))}, found {options.head!r}.")
+    for name in ("hidden", "epochs", "batch_size"):
+        check_count(name, getattr(options, name))
+    check_number("learning_rate", options.learning_rate, above=True)
+    check_number("weight_decay", options.weight_decay)
+    if options.dim is not None:
+        check_count("dim", options.dim, otherwise="None")
+        if options.head == "identity" and options.dim != width:
+            raise ConfigError(f"With head='identity' dim must be the number of features, {width}, found {options.dim}.")
 
 
 @contextmanager
@@ -108,35 +112,27 @@ def _single_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _network(head: Head, items: Tensor, dim: int, hidden: int) -> nn.Module:
+def _network(options: HeadOptions, items: Tensor, dim: int) -> nn.Module:
     width = items.shape[1]
     layers: list[nn.Module] = [_Standardize(items)]
-    if head == "hidden":
-        layers += [nn.Linear(width, hidden), nn.ReLU(), BoundedHead(hidden, dim)]
-    elif head == "linear":
+    if options.head == "hidden":
+        layers += [nn.Linear(width, options.hidden), nn.ReLU(), BoundedHead(options.hidden, dim)]
+    elif options.head == "linear":
         layers += [BoundedHead(width, dim)]
     return nn.Sequential(*layers)
 
 
-def _sgd(
-    network: nn.Module,
-    loss: CAMLoss,
-    items: Tensor,
-    targets: Tensor,
-    epochs: int,
-    batch_size: int,
-    learning_rate: float,
-    weight_decay: float,
-) -> None:
+def _sgd(options: HeadOptions, network: nn.Module, loss: CAMLoss, items: Tensor, targets: Tensor) -> None:
     groups: list[dict[str, Any]] = [{"params": [loss.anchors]}]
     if weights := list(network.parameters()):
-        groups.append({"params": weights, "weight_decay": weight_decay})
-    optimizer = torch.optim.SGD(groups, lr=learning_rate, momentum=0.9)
-    steps = epochs * -(-len(items) // batch_size)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total_steps=steps + 1, pct_start=0.2)
+        groups.append({"params": weights, "weight_decay": options.weight_decay})
+    rate = options.learning_rate
+    optimizer = torch.optim.SGD(groups, lr=rate, momentum=0.9)
+    steps = options.epochs * -(-len(items) // options.batch_size)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps + 1, pct_start=0.2)
     network.train()
-    for _ in range(epochs):
-        for rows in torch.split(torch.randperm(len(items)), batch_size):
+    for _ in range(options.epochs):
+        for rows in torch.split(torch.randperm(len(items)), options.batch_size):
             optimizer.zero_grad()
             loss(network(items[rows]), targets[rows]).backward()
             optimizer.step()

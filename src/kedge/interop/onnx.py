@@ -17,7 +17,8 @@ from torch.export import Dim, ExportedProgram
 from kedge.errors import ConfigError, KedgeError, ModelError
 from kedge.io import atomic_write
 from kedge.model import Model
-from kedge.model.onnx import export, first_line, require_onnx, session, trace
+from kedge.model.io import first_line
+from kedge.model.onnx import export, require_onnx, session, trace
 
 __all__ = ["export_onnx", "export_program"]
 

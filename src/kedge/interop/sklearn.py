@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from kedge.gallery.anchor_index import k_means
 from kedge.gallery.anchors import Anchors
 from kedge.gallery.inverted_lists import InvertedLists
 from kedge.gallery.search import Part, Snapshot
-from kedge.interop.fitting import Fitted, Head, fit_head
+from kedge.interop.fitting import Fitted, Head, HeadOptions, fit_head
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin
@@ -25,47 +26,20 @@ except ImportError as _error:
 __all__ = ["KedgeClassifier", "KedgeRetriever"]
 
 _LARGEST_SEED = np.iinfo(np.int32).max
-_HEAD_OPTIONS = (
-    *("head", "dim", "hidden", "margin", "min_norm"),
-    *("epochs", "batch_size", "learning_rate", "weight_decay"),
-)
 
 
-class _Embedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+@dataclass(kw_only=True, eq=False, repr=False)
+class _Embedding(HeadOptions, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """A transformer: vectors through a head that was trained with anchors."""
 
-    def __init__(
-        self,
-        head: Head = "hidden",
-        *,
-        dim: int | None = None,
-        hidden: int = 128,
-        margin: float = 2.0,
-        min_norm: float = 1.0,
-        epochs: int = 60,
-        batch_size: int = 128,
-        learning_rate: float = 0.1,
-        weight_decay: float = 5e-4,
-        random_state: Any = None,
-    ) -> None:
-        self.head = head
-        self.dim = dim
-        self.hidden = hidden
-        self.margin = margin
-        self.min_norm = min_norm
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.weight_decay = weight_decay
-        self.random_state = random_state
+    random_state: Any = None
 
     def _train(self, X: np.ndarray, y: np.ndarray) -> Fitted:
         """Train head and anchors; sets `classes_` and `anchors_`."""
         check_classification_targets(y)
         self.classes_, codes = np.unique(y, return_inverse=True)
         seed = int(check_random_state(self.random_state).randint(_LARGEST_SEED))
-        options = {name: getattr(self, name) for name in _HEAD_OPTIONS}
-        fitted = fit_head(X, codes, len(self.classes_), seed=seed, **options)
+        fitted = fit_head(self, X, codes, len(self.classes_), seed)
         self.anchors_ = fitted.anchors
         return fitted
 
@@ -81,13 +55,12 @@ class _Embedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
     def _embed(self, X: np.ndarray) -> np.ndarray:
         return X.copy() if self._fitted is None else self._fitted.embed(X)
 
-    _fitted: Fitted | None
-
     @property
     def _n_features_out(self) -> int:
         return int(self.anchors_.shape[1])
 
 
+@dataclass(eq=False, repr=False)
 class KedgeClassifier(ClassifierMixin, _Embedding):  # type: ignore[misc]
     """Vectors are embedded near the anchor of their class; the nearest anchor is the prediction.
 
@@ -103,6 +76,8 @@ class KedgeClassifier(ClassifierMixin, _Embedding):  # type: ignore[misc]
     >>> bool(KedgeClassifier(random_state=0).fit(X, y).score(X, y) > 0.8)
     True
     """
+
+    head: Head = "hidden"
 
     def fit(self, X: Any, y: Any) -> KedgeClassifier:
         """Train head and anchors."""
@@ -135,6 +110,7 @@ class KedgeClassifier(ClassifierMixin, _Embedding):  # type: ignore[misc]
         return np.asarray(-squares / 2)
 
 
+@dataclass(eq=False, repr=False)
 class KedgeRetriever(_Embedding):
     """The nearest vectors, found in two stages: the nearest anchors first, then only their lists.
 
@@ -151,38 +127,10 @@ class KedgeRetriever(_Embedding):
     [0, 1]
     """
 
-    def __init__(
-        self,
-        n_neighbors: int = 5,
-        *,
-        probes: int = 1,
-        anchors: int | None = None,
-        head: Head = "hidden",
-        dim: int | None = None,
-        hidden: int = 128,
-        margin: float = 2.0,
-        min_norm: float = 1.0,
-        epochs: int = 60,
-        batch_size: int = 128,
-        learning_rate: float = 0.1,
-        weight_decay: float = 5e-4,
-        random_state: Any = None,
-    ) -> None:
-        super().__init__(
-            head,
-            dim=dim,
-            hidden=hidden,
-            margin=margin,
-            min_norm=min_norm,
-            epochs=epochs,
-            batch_size=batch_size,
-            learning_rate=learning_rate,
-            weight_decay=weight_decay,
-            random_state=random_state,
-        )
-        self.n_neighbors = n_neighbors
-        self.probes = probes
-        self.anchors = anchors
+    n_neighbors: int = 5
+    _: KW_ONLY
+    probes: int = 1
+    anchors: int | None = None
 
     def fit(self, X: Any, y: Any = None) -> KedgeRetriever:
         """Take the vectors that will be found, and with labels learn from them."""

@@ -25,19 +25,14 @@ def embed_split(
 
     ``embed`` takes uint8 batches. A terminal sees a progress bar.
     """
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import track
 
     if batch_size < 1:
         raise ConfigError(f"batch_size is {batch_size}; give at least 1.")
     if len(split) == 0:
         raise ConfigError(f"There are no {title} to embed.")
-    parts = []
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    progress = Progress(*columns, console=stderr(), transient=True, disable=not stderr().is_terminal)
-    with torch.inference_mode(), progress:
-        task = progress.add_task(f"embedding {title}", total=len(split))
-        for start in range(0, len(split), batch_size):
-            rows = np.arange(start, min(start + batch_size, len(split)))
-            parts.append(embed(split.take(rows)).float())
-            progress.advance(task, len(rows))
-        return torch.cat(parts)
+    batches = np.split(np.arange(len(split)), range(batch_size, len(split), batch_size))
+    terminal = stderr()
+    progress = track(batches, f"embedding {title}", console=terminal, transient=True, disable=not terminal.is_terminal)
+    with torch.inference_mode():
+        return torch.cat([embed(split.take(rows)).float() for rows in progress])

@@ -1,7 +1,8 @@
-"""Batch normalisation folded into convolutions, and torchvision's ResNets fused for oneDNN."""
+"""Batch normalisation folded into convolutions, and the blocks of torchvision's ResNets fused for oneDNN."""
 
 from __future__ import annotations
 
+from collections import Counter
 from copy import deepcopy
 from typing import Any
 
@@ -19,37 +20,33 @@ def fold_batchnorm(encoder: nn.Module, images: Tensor) -> nn.Module | None:
     Which normalisation follows which convolution is seen while `images` go through a hooked copy. Tracing would change
     every module of the process for a while, also under other threads.
     """
-    copy = deepcopy(encoder)
+    copy = deepcopy(encoder).requires_grad_(False)
     pairs = _conv_bn_pairs(copy, images)
     parents = {child: (parent, name) for parent in copy.modules() for name, child in parent.named_children()}
     for norm, convolution in pairs.items():
-        convolution.weight, convolution.bias = _folded_weights(convolution, norm)
+        convolution.weight, convolution.bias = fuse_conv_bn_weights(
+            convolution.weight, convolution.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias
+        )
         parent, name = parents[norm]
         setattr(parent, name, _remaining(norm))
     return copy if pairs else None
 
 
-def _conv_bn_pairs(encoder: nn.Module, images: Tensor) -> dict[nn.BatchNorm2d, nn.Conv2d]:
-    """Normalisations whose input is the output of one convolution, both called once."""
+def _conv_bn_pairs(encoder: nn.Module, images: Tensor) -> dict[Any, nn.Conv2d]:
+    """Normalisations with running statistics whose input is the output of one convolution, both called once."""
     outputs: dict[int, tuple[nn.Conv2d, Tensor]] = {}
-    calls: dict[nn.Module, int] = {}
+    calls: Counter[nn.Module] = Counter()
     pairs: dict[nn.BatchNorm2d, nn.Conv2d] = {}
 
-    def after(module: nn.Module, inputs: Any, output: Tensor) -> None:
-        del inputs
-        calls[module] = calls.get(module, 0) + 1
+    def remember(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        calls[module] += 1
         if isinstance(module, nn.Conv2d):
             outputs[id(output)] = (module, output)  # the tensor is kept, so that no other one gets its id
+        elif isinstance(module, nn.BatchNorm2d) and id(inputs[0]) in outputs:
+            pairs[module] = outputs[id(inputs[0])][0]
 
-    def before(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        producer = outputs.get(id(inputs[0]))
-        if producer is not None and isinstance(module, nn.BatchNorm2d):
-            pairs[module] = producer[0]
-
-    hooks = []
-    for module in encoder.modules():
-        if isinstance(module, nn.Conv2d | nn.BatchNorm2d):
-            hooks += [module.register_forward_hook(after), module.register_forward_pre_hook(before)]
+    layers = [module for module in encoder.modules() if isinstance(module, nn.Conv2d | nn.BatchNorm2d)]
+    hooks = [layer.register_forward_hook(remember) for layer in layers]
     try:
         with torch.inference_mode():
             encoder(images)
@@ -71,38 +68,22 @@ def _remaining(norm: nn.BatchNorm2d) -> nn.Module | None:
     return activation if type(norm).__name__ == "BatchNormAct2d" and isinstance(activation, nn.Module) else None
 
 
-def _folded_weights(convolution: nn.Conv2d, norm: nn.BatchNorm2d) -> tuple[nn.Parameter, nn.Parameter]:
-    if norm.running_mean is None or norm.running_var is None:
-        raise ValueError("a normalisation without running statistics cannot be folded")
-    weight, bias = fuse_conv_bn_weights(
-        convolution.weight, convolution.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias
-    )
-    return nn.Parameter(weight.detach(), requires_grad=False), nn.Parameter(bias.detach(), requires_grad=False)
+def fuse_resnet(folded: nn.Module) -> bool:
+    """Fuse the blocks of a folded encoder in place, if it is one over torchvision's ResNet.
 
-
-def fuse_resnet(encoder: nn.Module) -> nn.Module | None:
-    """A copy of an encoder over torchvision's ResNet with fused blocks; None for other networks.
-
-    oneDNN takes the folded normalisation, the addition of the shortcut and the ReLU into the convolution, and reads
-    weights that are reordered once instead of in every call. These are the operators that torch's compiler calls.
+    oneDNN takes the addition of the shortcut and the ReLU into the convolution, and reads weights that are reordered
+    once instead of in every call. These are the operators that torch's compiler calls.
     """
-    network = getattr(encoder, "backbone", None)
+    network: Any = getattr(folded, "backbone", None)
     if type(network) is not ResNet or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return None
-    if any(type(block) not in (BasicBlock, Bottleneck) for layer in _layers(network) for block in layer):
-        return None
-    copy = deepcopy(encoder)
-    inner: ResNet = copy.backbone
-    inner.conv1 = _FusedConv(inner.conv1, inner.bn1, relu=True)
-    inner.bn1 = inner.relu = nn.Identity()
-    for layer in _layers(inner):
+        return False
+    for layer in (network.layer1, network.layer2, network.layer3, network.layer4):
         for name, block in layer.named_children():
-            setattr(layer, name, _FusedBlock(block))
-    return copy
-
-
-def _layers(network: ResNet) -> list[nn.Sequential]:
-    return [network.layer1, network.layer2, network.layer3, network.layer4]
+            if type(block) in (BasicBlock, Bottleneck):
+                setattr(layer, name, _FusedBlock(block))
+    network.conv1 = _FusedConv(network.conv1, relu=True)
+    network.relu = nn.Identity()
+    return True
 
 
 class _FusedBlock(nn.Module):
@@ -110,11 +91,9 @@ class _FusedBlock(nn.Module):
 
     def __init__(self, block: Any) -> None:
         super().__init__()
-        pairs = [(block.conv1, block.bn1), (block.conv2, block.bn2)]
-        if isinstance(block, Bottleneck):
-            pairs.append((block.conv3, block.bn3))
-        self.convolutions = nn.ModuleList(_FusedConv(*pair, relu=True) for pair in pairs)
-        self.downsample = None if block.downsample is None else _FusedConv(*block.downsample, relu=False)
+        convolutions = [block.conv1, block.conv2, *([block.conv3] if isinstance(block, Bottleneck) else [])]
+        self.convolutions = nn.ModuleList(_FusedConv(convolution, relu=True) for convolution in convolutions)
+        self.downsample = None if block.downsample is None else _FusedConv(block.downsample[0], relu=False)
 
     def forward(self, images: Tensor) -> Tensor:
         shortcut = images if self.downsample is None else self.downsample(images)
@@ -125,17 +104,13 @@ class _FusedBlock(nn.Module):
 
 
 class _FusedConv(nn.Module):
-    """Convolution, batch normalisation and ReLU in one oneDNN call; `add_to` is added before the ReLU, in place."""
+    """Convolution and ReLU in one oneDNN call; `add_to` is added before the ReLU, in place."""
 
-    def __init__(self, convolution: nn.Conv2d, norm: nn.BatchNorm2d, *, relu: bool) -> None:
+    def __init__(self, convolution: nn.Conv2d, *, relu: bool) -> None:
         super().__init__()
-        self.weight, self.bias = _folded_weights(convolution, norm)
-        self.geometry = (
-            list(convolution.padding),
-            list(convolution.stride),
-            list(convolution.dilation),
-            convolution.groups,
-        )
+        self.weight, self.bias = convolution.weight, convolution.bias
+        geometry = convolution.padding, convolution.stride, convolution.dilation
+        self.geometry = (*map(list, geometry), convolution.groups)
         self.activation = "relu" if relu else "none"
         self.packed: Tensor | None = None
 
@@ -144,13 +119,10 @@ class _FusedConv(nn.Module):
         if self.packed is None:
             weight = self.weight.contiguous(memory_format=torch.channels_last)
             self.packed = mkldnn._reorder_convolution_weight(weight, *self.geometry, list(images.shape))
+        arguments = (images, self.packed, self.bias, *self.geometry)
         output: Tensor
         if add_to is None:
-            output = mkldnn._convolution_pointwise(
-                images, self.packed, self.bias, *self.geometry, self.activation, [], ""
-            )
+            output = mkldnn._convolution_pointwise(*arguments, self.activation, [], "")
         else:
-            output = mkldnn._convolution_pointwise_.binary(
-                add_to, images, self.packed, self.bias, *self.geometry, "add", 1.0, self.activation, [], ""
-            )
+            output = mkldnn._convolution_pointwise_.binary(add_to, *arguments, "add", 1.0, self.activation, [], "")
         return output

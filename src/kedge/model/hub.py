@@ -15,9 +15,11 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from kedge.errors import ConfigError, DownloadError, KedgeError, ModelError, ServiceError
-from kedge.model.io import DESCRIPTION, WEIGHTS, is_model_or_absent, kedge_version
+from kedge.model.io import DESCRIPTION, WEIGHTS, first_line, is_model_or_absent, kedge_version
 
 if TYPE_CHECKING:
+    from huggingface_hub import EvalResult
+
     from kedge.model.model import Model
 
 __all__ = ["fetch_model", "push_to_hub", "save_pretrained"]
@@ -43,8 +45,7 @@ def save_pretrained(
     `name` is what the card calls the model by, `metrics` a run's folder or its `metrics.json`, for the card.
     """
     target = Path(path).expanduser().resolve()
-    scores = None if metrics is None else _read_metrics(model, Path(metrics).expanduser())
-    card = _model_card(model, name or target.name, scores, license)
+    card = _model_card(model, name or target.name, metrics, license)
     config = json.dumps(_config(model), indent=2, ensure_ascii=False) + "\n"
     if target.is_file() or not is_model_or_absent(target):
         raise ModelError(f"{target} holds something else than a Kedge model: choose another folder.")
@@ -57,8 +58,9 @@ def save_pretrained(
             (staging / _CONFIG).write_text(config, encoding="utf-8")
             (staging / _CARD).write_text(card, encoding="utf-8")
             target.mkdir(exist_ok=True)
-            for file in _files(card=not (target / _CARD).exists()):
-                (staging / file).replace(target / file)
+            for file in (*_MODEL, _CONFIG, _CARD):
+                if file != _CARD or not (target / _CARD).exists():
+                    (staging / file).replace(target / file)
     except OSError as error:
         raise ModelError(f"model {target} could not be saved ({error.strerror or error}).") from error
 
@@ -107,17 +109,14 @@ def push_to_hub(
         save_pretrained(model, scratch, name=repo_id, metrics=metrics, license=license)
         api = hub.HfApi(token=token, **_user_agent())
         api.create_repo(repo_id, private=private, exist_ok=True)
+        if api.file_exists(repo_id, _CARD):
+            Path(scratch, _CARD).unlink()
         commit = api.upload_folder(
             repo_id=repo_id,
             folder_path=scratch,
-            allow_patterns=list(_files(card=not api.file_exists(repo_id, _CARD))),
             commit_message=commit_message or f"Kedge model {model.fingerprint}",
         )
     return str(commit.commit_url)
-
-
-def _files(*, card: bool) -> tuple[str, ...]:
-    return (*_MODEL, _CONFIG, *((_CARD,) if card else ()))
 
 
 def _config(model: Model) -> dict[str, Any]:
@@ -134,23 +133,28 @@ def _config(model: Model) -> dict[str, Any]:
     }
 
 
-def _model_card(model: Model, name: str, metrics: dict[str, Any] | None, license: str | None) -> str:
+def _model_card(model: Model, name: str, metrics: str | Path | None, license: str | None) -> str:
     from huggingface_hub import ModelCardData
 
     title = " ".join(name.replace("\\", "/").rstrip("/").rpartition("/")[2].split()) or "model"
+    results, section = (None, "") if metrics is None else _results(model, Path(metrics).expanduser())
     data = ModelCardData(
         license=license,
         library_name="kedge",
         pipeline_tag="image-feature-extraction",
         tags=["kedge", "image-retrieval", "metric-learning", model.encoder.name.rpartition(":")[2], model.loss],
         model_name=title,
-        eval_results=None if metrics is None else _eval_results(metrics),
+        eval_results=results,
     )
     shown = ", ".join(_code(each) for each in model.classes[:_CLASSES_SHOWN])
     more = len(model.classes) - _CLASSES_SHOWN
     size = model.preprocessing.size
     repo_id = json.dumps(name, ensure_ascii=False)
-    text = f"""# {title}
+    return f"""---
+{data.to_yaml()}
+---
+
+# {title}
 
 An image encoder for retrieval with learnable class anchors, trained with Kedge.
 
@@ -176,58 +180,37 @@ vectors = model.embed(["one.jpg", "two.jpg"])  # 2 x {model.dim}, float32
 ## Classes
 
 {shown or "none"}{f", and {more:,} more in `model.json`" if more > 0 else ""}
-"""
-    if metrics is not None:
-        text += f"\n## Results\n\n{_results_table(metrics)}"
-    return f"---\n{data.to_yaml()}\n---\n\n{text}"
+{section}"""
 
 
-def _read_metrics(model: Model, path: Path) -> dict[str, Any]:
+def _results(model: Model, path: Path) -> tuple[list[EvalResult], str]:
+    """What `kedge evaluate` measured of this model, for the card's metadata and for its text."""
+    from huggingface_hub import EvalResult
+
     file = path / "metrics.json" if path.is_dir() else path
     try:
         metrics: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        _eval_results(metrics), _results_table(metrics)
-        measured = metrics["meta"]["model_fingerprint"]
+        dataset, measured = str(metrics["meta"]["dataset"]), metrics["meta"]["model_fingerprint"]
+        scores = [
+            (kind, f"{name} ({method})", float(metrics[key][name]))
+            for key, method in _METHODS.items()
+            for kind, name in (("mean_average_precision", "mAP"), ("precision_at_20", "P@20"))
+        ]
+        scores.append(("accuracy", "accuracy", float(metrics["accuracy"])))
+        queries = int(metrics["queries"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"metrics {file} cannot be read as what kedge evaluate writes: run it first.") from error
     if measured != model.fingerprint:
         raise ConfigError(
             f"metrics {file} are those of the model {measured}, found {model.fingerprint}: run kedge evaluate again."
         )
-    return metrics
-
-
-def _eval_results(metrics: dict[str, Any]) -> list[Any]:
-    from huggingface_hub import EvalResult
-
-    dataset = str(metrics["meta"]["dataset"])
-    scores = [
-        (kind, f"{name} ({method})", metrics[key][name])
-        for key, method in _METHODS.items()
-        for kind, name in (("mean_average_precision", "mAP"), ("precision_at_20", "P@20"))
+    about: dict[str, Any] = {"task_type": "image-feature-extraction", "task_name": "Image retrieval"}
+    about |= {"dataset_type": dataset, "dataset_name": dataset}
+    results = [
+        EvalResult(**about, metric_type=kind, metric_name=name, metric_value=value) for kind, name, value in scores
     ]
-    return [
-        EvalResult(
-            task_type="image-feature-extraction",
-            task_name="Image retrieval",
-            dataset_type=dataset,
-            dataset_name=dataset,
-            metric_type=kind,
-            metric_name=name,
-            metric_value=float(value),
-        )
-        for kind, name, value in [*scores, ("accuracy", "accuracy", metrics["accuracy"])]
-    ]
-
-
-def _results_table(metrics: dict[str, Any]) -> str:
-    rows = "".join(
-        f"| {method} | {metrics[key]['mAP']:.3f} | {metrics[key]['P@20']:.3f} |\n" for key, method in _METHODS.items()
-    )
-    return (
-        f"{metrics['queries']:,} queries of {_code(str(metrics['meta']['dataset']))}; classification accuracy "
-        f"{metrics['accuracy']:.3f}.\n\n| search | mAP | P@20 |\n|---|---|---|\n{rows}"
-    )
+    rows = "".join(f"| {name} | {value:.3f} |\n" for _, name, value in scores)
+    return results, f"\n## Results\n\n{queries:,} queries of {_code(dataset)}.\n\n| | |\n|---|---|\n{rows}"
 
 
 def _code(text: str) -> str:
@@ -245,26 +228,23 @@ def _hub_errors(name: str, kind: type[KedgeError], subject: str) -> Iterator[Non
     from huggingface_hub import errors
 
     login = "log in with `hf auth login`, or pass token="
+    refused = f"is refused: {login} of someone who may."
     sentences: dict[type[Exception], str] = {
         errors.GatedRepoError: f"is gated: accept its terms on {name}'s page, then {login}.",
         errors.RepositoryNotFoundError: f"is not there, or private: check the name, or {login}.",
         errors.RevisionNotFoundError: f"has no such revision: name a branch, a tag or a commit of {name}.",
-        errors.LocalTokenNotFoundError: f"is refused: {login} of someone who may.",
+        errors.LocalTokenNotFoundError: refused,
     }
-    for offline in (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled):
-        sentences[offline] = (
-            "is neither in the cache nor within reach: connect to the network, or copy its folder here and "
-            "pass the folder's path."
-        )
+    offline = "connect to the network, or copy its folder here and pass the folder's path."
+    for unreachable in (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled):
+        sentences[unreachable] = f"is neither in the cache nor within reach: {offline}"
     try:
         yield
     except KedgeError:
         raise
     except Exception as error:  # the client's versions raise errors of several libraries
-        sentence = next((text for known, text in sentences.items() if isinstance(error, known)), None)
-        if sentence is None and getattr(getattr(error, "response", None), "status_code", None) in (401, 403):
-            sentence = sentences[errors.LocalTokenNotFoundError]
-        if sentence is None:
-            first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-            sentence = f"failed ({first.rstrip('.')}): check the network and try again."
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        unknown = f"failed ({first_line(error)}): check the network and try again."
+        default = refused if status in (401, 403) else unknown
+        sentence = next((text for known, text in sentences.items() if isinstance(error, known)), default)
         raise kind(f"{subject} {sentence}") from error

@@ -1,8 +1,8 @@
 """CPU inference: the network that embeds a batch in place of the encoder, in batches that fit the cache.
 
-`auto` runs a copy of the encoder, channels last: torchvision's ResNets fused for oneDNN, others with batch
-normalisation folded into the convolutions. `onnxruntime` runs an ONNX session, `eager` the encoder itself. A copy whose
-embeddings differ from the encoder's by more than `TOLERANCE` is not used.
+`auto` runs a copy of the encoder, channels last: batch normalisation is folded into the convolutions, and torchvision's
+ResNets are fused for oneDNN. `onnxruntime` runs an ONNX session, `eager` the encoder itself. A copy whose embeddings
+differ from the encoder's by more than `TOLERANCE` is not used.
 
 An encoder that is in training, on a GPU, hooked, under autocast or not in float32 is always run as it is. Changed
 weights or layers are noticed, and the copy is made again; whoever writes through `weight.data` sets `Model.engine`
@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, TypeAlias
 
@@ -82,8 +82,8 @@ class Inference:
             if state != self._state:
                 self._clear()
                 # What the state identifies by address is kept, so that nothing else gets that address.
-                modules = list(encoder.modules())
-                self._state, self._kept = state, [*modules, *(t.detach() for t in _tensors(modules))]
+                self._state = state
+                self._kept = [*encoder.modules(), *(tensor.detach() for tensor in _tensors(encoder))]
             # Copies take images of any size; ONNX sessions are made for one.
             key = (flip_tta, *images.shape[2:]) if self.name == "onnxruntime" else flip_tta
             if key not in self._forwards:
@@ -94,21 +94,21 @@ class Inference:
         if not _is_plain(encoder):
             return None
         if self.name == "onnxruntime":
-            forward = _onnx_forward(encoder, images, flip_tta)
-            if not _agrees(forward, encoder, images, flip_tta):
+            run = _onnx_forward(encoder, images, flip_tta)
+            if not _agrees(run, encoder, images, flip_tta):
                 raise ModelError(f"engine onnxruntime gives other embeddings than {encoder.name}: choose auto.")
-            return forward
-        candidates: dict[str, Callable[[], nn.Module | None]] = {
-            "fused": lambda: fuse_resnet(encoder),
-            "folded, channels last": lambda: fold_batchnorm(encoder, images[:1]),
-        }
-        for name, build in candidates.items():
-            with suppress(Exception):  # a network that cannot be copied in this way runs as it is
-                if (copy := build()) is None:
-                    continue
-                forward = _channels_last(copy, flip_tta)
+            return run
+        with suppress(Exception):  # a network that cannot be copied in this way runs as it is
+            if (copy := fold_batchnorm(encoder, images[:1])) is not None:
+                chosen = "fused" if fuse_resnet(copy) else "folded, channels last"
+                network = copy.to(memory_format=torch.channels_last)
+
+                def forward(images: Tensor) -> Tensor:
+                    output: Tensor = network(images.contiguous(memory_format=torch.channels_last), flip_tta=flip_tta)
+                    return output
+
                 if _agrees(forward, encoder, images[:1], flip_tta):
-                    self._chosen = name
+                    self._chosen = chosen
                     return forward
         self._chosen = "eager"
         return lambda images: encoder(images, flip_tta=flip_tta)
@@ -125,11 +125,6 @@ def _checked(name: str) -> str:
 
         require_onnx()
     return name
-
-
-def _channels_last(network: nn.Module, flip_tta: bool) -> _Forward:
-    network = network.to(memory_format=torch.channels_last)
-    return lambda images: network(images.contiguous(memory_format=torch.channels_last), flip_tta=flip_tta)
 
 
 class _Embed(nn.Module):
@@ -172,20 +167,17 @@ def _is_plain(encoder: nn.Module) -> bool:
         tensor.is_cpu
         and not tensor.is_inference()  # these have no version counter
         and (tensor.dtype == torch.float32 or not tensor.is_floating_point())
-        for tensor in _tensors(encoder.modules())
+        for tensor in _tensors(encoder)
     )
 
 
 def _state(encoder: nn.Module) -> tuple[object, ...]:
     """What identifies the encoder's layers and weights: addresses, version counters, modes and hooks."""
-    modules = list(encoder.modules())
-    layers = [(id(m), m.training, len(m._forward_hooks), len(m._forward_pre_hooks)) for m in modules]
-    weights = [(t.data_ptr(), -1 if t.is_inference() else t._version) for t in _tensors(modules)]
+    layers = [(id(m), m.training, len(m._forward_hooks), len(m._forward_pre_hooks)) for m in encoder.modules()]
+    weights = [(t.data_ptr(), -1 if t.is_inference() else t._version) for t in _tensors(encoder)]
     return layers, weights
 
 
-def _tensors(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
-    for module in modules:
-        for tensor in (*module._parameters.values(), *module._buffers.values()):
-            if tensor is not None:
-                yield tensor
+def _tensors(encoder: nn.Module) -> Iterator[Tensor]:
+    yield from encoder.parameters()
+    yield from encoder.buffers()

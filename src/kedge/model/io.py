@@ -25,10 +25,10 @@ from kedge.io import atomic_write
 
 __all__ = [
     "described",
+    "first_line",
     "is_model_or_absent",
     "kedge_version",
     "read_description",
-    "read_shapes",
     "read_weights",
     "write_folder",
 ]
@@ -77,16 +77,6 @@ def read_description(path: str | Path) -> tuple[Path, dict[str, Any]]:
     return folder, description
 
 
-def read_shapes(folder: Path, description: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """The shapes of a model's tensors, of which nothing else is read."""
-    try:
-        with safetensors.safe_open(folder / WEIGHTS, framework="pt") as file:
-            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    except (safetensors.SafetensorError, OSError) as error:
-        read_weights(folder, description)  # says what is wrong with it
-        raise ModelError(f"{folder / WEIGHTS} is damaged ({error}): save or copy the model again.") from error
-
-
 def described(path: str | Path) -> dict[str, Any] | None:
     """What a model's folder says of itself, or that of the one inside a run folder; None where there is no model."""
     try:
@@ -120,54 +110,54 @@ def _locate(path: Path) -> Path:
 def _read_description(folder: Path) -> dict[str, Any]:
     file = folder / DESCRIPTION
     try:
-        description = json.loads(file.read_bytes())
-    except OSError as error:
-        raise ModelError(f"{file} cannot be read ({error.strerror or error}).") from error
+        description = json.loads(_read(file))
     except (ValueError, RecursionError) as error:
-        raise ModelError(f"{file} is damaged, it is not valid JSON: save or copy the model again.") from error
+        raise _damaged(file, ", it is not valid JSON") from error
     if not isinstance(description, dict) or description.get("kind") != KIND:
         raise ModelError(f"{folder} is not a Kedge model: its {DESCRIPTION} does not say kind {KIND!r}.")
     if not isinstance(description.get("format"), int):
-        raise ModelError(f"{file} is damaged, it names no format version: save or copy the model again.")
+        raise _damaged(file, ", it names no format version")
     return description
 
 
 def read_weights(folder: Path, description: dict[str, Any]) -> dict[str, Tensor]:
-    """The tensors of a model."""
+    """The tensors of a model, compared with the checksum in its description."""
     file = folder / WEIGHTS
-    try:
-        weights = file.read_bytes()
-    except FileNotFoundError as error:
-        raise ModelError(f"model {folder} lacks its {WEIGHTS}: save or copy the model again.") from error
-    except OSError as error:
-        raise ModelError(f"{file} cannot be read ({error.strerror or error}).") from error
+    if not file.exists():
+        raise ModelError(f"model {folder} lacks its {WEIGHTS}: save or copy the model again.")
+    weights = _read(file)
     written = description.get("weights")
     expected = written if isinstance(written, dict) else {}
     if len(weights) != expected.get("bytes") or hashlib.sha256(weights).hexdigest() != expected.get("sha256"):
-        raise ModelError(
-            f"{file} is damaged, it holds {len(weights):,} bytes that differ from the "
-            f"{expected.get('bytes', 'unknown')} that were saved: save or copy the model again."
-        )
+        saved = expected.get("bytes", "unknown")
+        raise _damaged(file, f", it holds {len(weights):,} bytes that differ from the {saved} that were saved")
     try:
         return safetensors.torch.load(weights)
     except (safetensors.SafetensorError, ValueError, KeyError) as error:
-        raise ModelError(f"{file} is damaged ({error}): save or copy the model again.") from error
+        raise _damaged(file, f" ({error})") from error
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise ModelError(f"{file} cannot be read ({error.strerror or error}).") from error
+
+
+def _damaged(file: Path, reason: str) -> ModelError:
+    return ModelError(f"{file} is damaged{reason}: save or copy the model again.")
 
 
 def _check_replaceable(target: Path) -> None:
-    if not target.exists():
-        return
-    if not target.is_dir():
+    if target.exists() and not target.is_dir():
         raise ModelError(f"model {target} cannot be saved there, it is a file: choose another path.")
-    foreign = [
-        file.name for file in target.iterdir() if file.name not in (DESCRIPTION, WEIGHTS) and file.name[0] != "."
-    ]
-    if foreign:
+    names = {file.name for file in target.iterdir() if file.name[0] != "."} if target.exists() else set()
+    if foreign := names - {DESCRIPTION, WEIGHTS}:
         raise ModelError(
             f"{target} holds other files than a Kedge model ({min(foreign)}): choose another path, "
             "since saving replaces the whole folder."
         )
-    if not is_model_or_absent(target) or ((target / WEIGHTS).exists() and not (target / DESCRIPTION).exists()):
+    if names and (DESCRIPTION not in names or not is_model_or_absent(target)):
         raise ModelError(f"model cannot be saved over {target}, which is no readable Kedge model: choose another path.")
 
 
@@ -207,3 +197,9 @@ def kedge_version() -> str:
         return metadata.version("kedge")
     except metadata.PackageNotFoundError:
         return "unknown"
+
+
+def first_line(error: Exception) -> str:
+    """The first line of what an error of a library says, or its kind."""
+    lines = (line.strip().rstrip(".") for line in str(error).splitlines())
+    return next((line for line in lines if line), type(error).__name__)

@@ -21,7 +21,7 @@ from kedge.losses.posterior import posterior_mean
 from kedge.model import hub
 from kedge.model.inference import Inference
 from kedge.model.inputs import ImageInput, pixel_batches, shape_text
-from kedge.model.io import read_description, read_shapes, read_weights, write_folder
+from kedge.model.io import read_description, read_weights, write_folder
 from kedge.model.shapes import ShapeMismatch, check_shapes
 
 __all__ = ["Model", "Prediction"]
@@ -238,19 +238,14 @@ class Model:
         """
         target, inference = _device(device), Inference(engine)
         folder, description = read_description(path)
-        shapes = read_shapes(folder, description)
+        tensors = read_weights(folder, description)
         prefix = "encoder."
+        state = {name.removeprefix(prefix): tensors[name] for name in tensors if name.startswith(prefix)}
         try:
             preprocessing = Preprocessing.from_json(description["preprocessing"])
-            check_shapes(
-                description["encoder"],
-                {name.removeprefix(prefix): shape for name, shape in shapes.items() if name.startswith(prefix)},
-            )
+            check_shapes(description["encoder"], {name: tuple(tensor.shape) for name, tensor in state.items()})
             encoder = Encoder.from_spec(description["encoder"])
-            tensors = read_weights(folder, description)
-            encoder.load_state_dict(
-                {name.removeprefix(prefix): tensors[name] for name in tensors if name.startswith(prefix)}
-            )
+            encoder.load_state_dict(state)
             with_classifier = "classifier.weight" in tensors
             model = cls(
                 encoder.eval(),

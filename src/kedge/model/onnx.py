@@ -15,8 +15,9 @@ from torch.export import ExportedProgram
 
 from kedge.deps import require
 from kedge.errors import ModelError
+from kedge.model.io import first_line
 
-__all__ = ["export", "first_line", "require_onnx", "session", "trace"]
+__all__ = ["export", "require_onnx", "session", "trace"]
 
 OPSET = 18
 
@@ -76,12 +77,6 @@ def session(content: bytes) -> Any:
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3
     return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-
-
-def first_line(error: Exception) -> str:
-    """The kind of an error and the first line of what it says."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 @contextmanager
