@@ -1,4 +1,4 @@
-"""The `kedge` command: one file per verb; everything heavy is imported inside the verb."""
+"""The `kedge` command: a small function per verb; everything heavy is imported inside the verb."""
 
 from __future__ import annotations
 
@@ -6,19 +6,7 @@ import sys
 
 import typer
 
-from kedge.cli import (
-    audit,
-    demo,
-    evaluate,
-    export,
-    gallery,
-    import_,
-    index,
-    reproduce,
-    search,
-    serve,
-    train,
-)
+from kedge.cli import demo, evaluate, exchange, gallery, index, reproduce, search, serve, train
 from kedge.errors import KedgeError
 
 __all__ = ["app", "main"]
@@ -38,10 +26,10 @@ for verb in (
     gallery.remove,
     gallery.info,
     gallery.optimize,
-    audit.audit,
+    gallery.audit,
     serve.serve,
-    export.export,
-    import_.import_,
+    exchange.export,
+    exchange.import_,
     reproduce.reproduce,
     demo.demo,
     demo.sample,

@@ -121,16 +121,9 @@ def _open_or_create(path: str, source: Path | None, options: dict[str, Any]) -> 
 
 
 def _progress() -> Progress:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
-    from rich.progress import TimeRemainingColumn as TimeLeft
-    from rich.text import Text
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
     from kedge.console import stderr
 
-    class Speed(ProgressColumn):
-        def render(self, task: Task) -> Text:
-            speed = task.finished_speed or task.speed
-            return Text("" if speed is None else f"{speed:,.0f} images/s", style="progress.data.speed")
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Speed(), TimeLeft(compact=True))
+    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(compact=True))
     return Progress(*columns, console=stderr())

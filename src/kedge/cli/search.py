@@ -81,15 +81,13 @@ def _parse_query(text: str) -> Path | str | int:
 
 
 def _print(result: Result) -> None:
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
     console = line_console()
-    table = Table("rank", "distance", "label", "id", "path", box=None, pad_edge=False, header_style="bold")
-    for column in (0, 1, 3):
-        table.columns[column].justify = "right"
-    for column in (2, 4):
-        table.columns[column].overflow = "fold"
+    numbers = [Column(name, justify="right") for name in ("rank", "distance", "id")]
+    label, path = (Column(name, overflow="fold") for name in ("label", "path"))
+    table = Table(numbers[0], numbers[1], label, numbers[2], path, box=None, pad_edge=False, header_style="bold")
     for rank, hit in enumerate(result, start=1):
         texts = (f"{rank}", f"{hit.distance:.4g}", hit.label or "", f"{hit.id}", hit.path or "")
         table.add_row(*(Text(_printable(text)) for text in texts))
