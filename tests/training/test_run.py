@@ -358,7 +358,8 @@ def test_a_checkpoint_of_the_first_release_is_resumed(
 
     def stops(self: TrainingLoop) -> None:
         real(self)
-        self.stop.is_set = self.epoch == 1
+        if self.epoch == 1:
+            self.stop.set()
 
     monkeypatch.setattr(TrainingLoop, "on_epoch_start", stops)
     with pytest.raises(Interrupted, match="Stopped after 1 of 3 epochs"):
