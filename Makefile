@@ -1,4 +1,4 @@
-# Everything works on a fresh clone with nothing but Python >= 3.11, make and a package index.
+# Everything works on a fresh clone with nothing but Python >= 3.11.4, make and a package index.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -53,5 +53,5 @@ $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	@touch $@ $(VENV)/.core
 
 $(BIN)/python:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Kedge needs Python 3.11 or newer: make PYTHON=python3.12")'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11, 4) and "Kedge needs Python 3.11.4 or newer: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
