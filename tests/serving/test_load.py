@@ -22,7 +22,7 @@ def under_load(*options: str) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def test_64_clients_for_a_moment() -> None:
-    found = under_load("--seconds", "2", "--only", "tiny", "--out", "")["tiny"]
+    found = under_load("--seconds", "1", "--only", "tiny", "--out", "")["tiny"]
     assert all(found[way]["answers"] >= 64 for way in ("batches", "one by one"))
 
 
@@ -44,7 +44,7 @@ def beside_slow_clients(*options: str) -> list[dict[str, Any]]:
 
 
 def test_nobody_is_refused_beside_clients_that_never_finish() -> None:
-    *rounds, whole = beside_slow_clients("--seconds", "2", "--rounds", "1")
+    *rounds, whole = beside_slow_clients("--seconds", "1", "--rounds", "1")
     assert whole["refused"] == 0
     assert all(row["with"]["answers"] >= 32 for row in rounds)
 

@@ -700,21 +700,20 @@ def test_no_answer_holds_a_folder_of_the_server(
 
 @pytest.mark.parametrize("kind", [GalleryError, ConfigError, DataError, OSError, RuntimeError])
 def test_no_error_names_a_file(
-    built: Path, kind: type[Exception], query: Query, monkeypatch: pytest.MonkeyPatch
+    built: Path, reader: TestClient, kind: type[Exception], query: Query, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*arguments: object, **others: object) -> NoReturn:
         del arguments, others
         raise kind(f"There is something wrong with {built}/lists.")
 
-    with client_of(built) as client:
-        for name in ("search_embeddings", "item", "versions"):
-            monkeypatch.setattr(Gallery, name, fail)
-        answers = [
-            client.post("/api/v1/search", content=query("level"), headers=PNG),
-            client.get("/api/v1/items/0"),
-            client.get("/api/v1/items/0/similar"),
-            client.get("/api/v1/info"),
-        ]
+    for name in ("search_embeddings", "item", "versions"):
+        monkeypatch.setattr(Gallery, name, fail)
+    answers = [
+        reader.post("/api/v1/search", content=query("level"), headers=PNG),
+        reader.get("/api/v1/items/0"),
+        reader.get("/api/v1/items/0/similar"),
+        reader.get("/api/v1/info"),
+    ]
     for answer in answers:
         assert answer.status_code >= 400
         assert sentence_of(answer).endswith(".")

@@ -25,8 +25,8 @@ from kedge.training import progress, resume_run, start_run
 from kedge.training.checkpoint import Interrupted
 from kedge.training.config import Settings
 from kedge.training.loop import TrainingLoop
-from kedge.training.optimizer import EMA
 from kedge.training.progress import History
+from kedge.training.sam_ema import EMA
 
 Parts = dict[str, torch.Tensor]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -36,7 +35,7 @@ def index(
     workers: Annotated[int | None, typer.Option(help="With ray: how many models embed at a time.")] = None,
 ) -> None:
     """Add images to a gallery; run it again to continue, or to add what is new."""
-    from kedge.gallery.ingest import UNREADABLE, existing_folder
+    from kedge.gallery.ingest import UNREADABLE, existing_folder, index_folder
 
     check_runner(runner, address=address, workers=workers)
     del precision
@@ -56,7 +55,15 @@ def index(
                 bar.update(task, description="Optimising")
 
         try:
-            added = _add(opened, source, runner, address, workers, show)
+            if runner == "local":
+                added = index_folder(opened, source, progress=show)
+            else:
+                from kedge.ray import build_index, index_with_ray
+                from kedge.ray.cluster import connect
+
+                with connect(address, workers):
+                    added = index_with_ray(opened, source, workers=workers, progress=show)
+                    build_index(opened, workers=workers)
         except KeyboardInterrupt:
             bar.stop()
             so_far = f" ({last})" if last else ""
@@ -66,27 +73,6 @@ def index(
         bar.update(task, description="Indexed")
     where = f", see {opened.path / UNREADABLE}" if added.skipped else ""
     typer.echo(f"{gallery}: {added}{where}.")
-
-
-def _add(
-    gallery: Gallery,
-    source: str,
-    runner: str,
-    address: str | None,
-    workers: int | None,
-    progress: Callable[[Added], None],
-) -> Added:
-    if runner == "local":
-        from kedge.gallery.ingest import index_folder
-
-        return index_folder(gallery, source, progress=progress)
-    from kedge.ray import build_index, index_with_ray
-    from kedge.ray.cluster import connect
-
-    with connect(address, workers):
-        added = index_with_ray(gallery, source, workers=workers, progress=progress)
-        build_index(gallery, workers=workers)
-    return added
 
 
 def _open_or_create(path: str, source: Path | None, options: dict[str, Any]) -> Gallery:

@@ -103,15 +103,9 @@ class SecurityMiddleware:
         """Whether this server is called so: another name may be DNS rebinding, by a page of another site."""
         try:
             name = urlsplit(f"//{host}").hostname or ""
+            return name in self._hosts or bool(ipaddress.ip_address(name))
         except ValueError:
             return False
-        if name in self._hosts:
-            return True
-        try:
-            ipaddress.ip_address(name)
-        except ValueError:
-            return False
-        return True
 
     def _same_site(self, headers: Headers, host: str) -> bool:
         origin = headers.get("origin", "").lower()

@@ -20,7 +20,8 @@ from kedge.encoders import Encoder
 from kedge.images import Preprocessing
 from kedge.io import atomic_write
 from kedge.model import embed_split
-from kedge.training.parallel import SINGLE_PROCESS, Layout, derive_seed
+from kedge.training.parallel import SINGLE_PROCESS, Layout
+from kedge.training.rng import derive_seed
 
 __all__ = ["Batch", "DeviceDataset", "Examples", "TrainingData", "cached_features", "class_means", "fits_on"]
 

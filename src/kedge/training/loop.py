@@ -26,9 +26,11 @@ from kedge.training.checkpoint import ModelCheckpoint, handle_signals, interrupt
 from kedge.training.config import Settings
 from kedge.training.data import Batch, TrainingData
 from kedge.training.loggers import MetricsLogger
-from kedge.training.optimizer import EMA, SAM, build_optimizer, build_scheduler
-from kedge.training.parallel import Layout, average_batch_statistics, derive_seed
+from kedge.training.optimizer import build_optimizer, build_scheduler
+from kedge.training.parallel import Layout, average_batch_statistics
 from kedge.training.progress import EpochMeans, History, TrainingProgress
+from kedge.training.rng import derive_seed
+from kedge.training.sam_ema import EMA, SAM
 from kedge.training.step import Draws, Outcome, Step
 
 __all__ = ["TrainingLoop"]

@@ -16,7 +16,7 @@ from kedge.distributed import all_gather_rows, all_gather_with_grad, is_rank_zer
 from kedge.images import Augmentation, Mixing, Preprocessing
 from kedge.losses import RetrievalLoss
 from kedge.losses.base import in_full_precision
-from kedge.training.parallel import RankRNG, fork_rng
+from kedge.training.rng import RankRNG, fork_rng
 
 __all__ = ["Draws", "Outcome", "Step", "compile_step"]
 
