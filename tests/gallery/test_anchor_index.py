@@ -108,3 +108,15 @@ def test_a_gallery_of_many_classes_searches_as_one_that_looks_at_all(
         assert again.search(near[0] + 100, k=1).hits[0].label == "new"
     same = [a.ids == b.ids for a, b in zip(found["flat"], found["indexed"], strict=True)]
     assert np.mean(same) > 0.95
+
+
+@pytest.mark.parametrize("queries", [1, 3])
+@pytest.mark.parametrize("count", [1, 5])
+def test_cells_that_are_all_empty_around_a_query(queries: int, count: int) -> None:
+    centres = np.zeros((100, 2), np.float32)
+    centres[:99, 0] = np.arange(99)
+    centres[99] = 1000  # the cell that holds all anchors is the farthest of all
+    vectors = 1000 + np.arange(20, dtype=np.float32).reshape(10, 2)
+    offsets = np.where(np.arange(101) > 99, 10, 0)
+    index = AnchorIndex(centres, offsets, np.arange(10, dtype=np.int32), vectors, np.ones(10, np.float32))
+    assert index.nearest(np.zeros((queries, 2), np.float32), count)[0].tolist() == [list(range(count))] * queries

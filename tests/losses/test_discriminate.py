@@ -188,3 +188,12 @@ def test_anchors_that_do_not_learn_stay() -> None:
     assert parts["repeller"] == parts["minimum_norm"] == 0
     assert loss.classifier is not None
     assert loss.classifier.weight.abs().max() > 0
+
+
+def test_a_class_is_predicted_as_the_model_will() -> None:
+    loss = CAMLoss(2, 2, discriminate=LAMBDA, normalize=True)
+    loss.anchors.data.copy_(torch.tensor([[4.0, 0.0], [0.0, 1.0]]))
+    points = torch.tensor([[0.5, 0.4], [0.4, 0.5]])
+    assert loss.predict(points).tolist() == [0, 1]  # by direction; by distance both are nearer to the short anchor
+    loss.normalize = False
+    assert loss.predict(points).tolist() == [1, 1]

@@ -259,9 +259,12 @@ class CAMLoss(RetrievalLoss):
 
     @torch.no_grad()
     def predict(self, embeddings: Tensor) -> Tensor:
-        """The class of the nearest anchor, for each embedding (of `embed`)."""
+        """The class of the nearest anchor, for each embedding (of `embed`); with `normalize`, both of length 1."""
         with torch.autocast(embeddings.device.type, enabled=False):
-            return nearest(in_full_precision(embeddings), in_full_precision(self.anchors))
+            points, anchors = in_full_precision(embeddings), in_full_precision(self.anchors)
+            if self.normalize:
+                points, anchors = F.normalize(points, dim=1), F.normalize(anchors, dim=1)
+            return nearest(points, anchors)
 
     def extra_repr(self) -> str:
         """The settings, for printing."""
