@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
 from collections.abc import Iterator, Sequence
@@ -54,6 +55,13 @@ def init_process_group(device: str) -> None:
         dist.init_process_group("nccl", device_id=own)
     else:
         dist.init_process_group("gloo")
+        atexit.register(_end_process_group)
+
+
+def _end_process_group() -> None:
+    """Its threads must end before the interpreter does, or the process may abort after its work is done."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def world_size() -> int:

@@ -75,7 +75,7 @@ def test_a_gallery_s_model_as_a_program(gallery: Path, model: Model, tmp_path: P
 def test_a_folder_for_the_hub_has_the_runs_metrics(run: Path, model: Model, tmp_path: Path) -> None:
     assert "from_pretrained" in said(run, tmp_path / "folder")
     assert Model.from_pretrained(tmp_path / "folder", device="cpu").fingerprint == model.fingerprint
-    assert "| brute force | 0.500 |" in (tmp_path / "folder" / "README.md").read_text()
+    assert "| mAP (brute force) | 0.500 |" in (tmp_path / "folder" / "README.md").read_text()
 
 
 @pytest.mark.parametrize("ending", ["npz", "parquet", "faiss"])

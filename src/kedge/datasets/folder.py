@@ -94,8 +94,10 @@ def write_pictures(
     labels: list[str | None] = []
     for label, name in enumerate(classes):
         class_folder = Path(folder, name.replace("/", "-"))
-        class_folder.mkdir(parents=True, exist_ok=True)
-        for number, image in enumerate(images.take(np.flatnonzero(images.labels == label)[:most])):
+        rows = np.flatnonzero(images.labels == label)[:most]
+        if len(rows):
+            class_folder.mkdir(parents=True, exist_ok=True)
+        for number, image in enumerate(images.take(rows)):
             files.append(class_folder / f"{number:03d}.png")
             Image.fromarray(image.permute(1, 2, 0).numpy()).save(files[-1])
             labels.append(name)

@@ -278,9 +278,13 @@ class Table:
         """One item, compared with the checksum of its row; None where there is no such item."""
         if CHECKSUM not in self._dataset.schema.names:
             self.verify()
-        with wrap_read_errors(self.location):
-            rows = self._dataset.to_table(filter=f"id = {int(id)}")
-            damaged = damaged_rows(rows, self.dim)
+        try:
+            with wrap_read_errors(self.location):
+                rows = self._dataset.to_table(filter=f"id = {int(id)}")
+                damaged = damaged_rows(rows, self.dim)
+        except GalleryError:
+            self.verify()  # names the file that is damaged
+            raise
         if damaged.any():
             raise GalleryError(
                 f"{self.location} is damaged: item {id} is not as it was written; kedge info --check says what to do."
