@@ -190,6 +190,23 @@ def test_ones_own_loss_trains_and_is_resumed_when_trusted(
     assert resume_run(folder, trust=True).loss == "mine"
 
 
+OWN_ENCODER = """
+from kedge.encoders import build_encoder
+
+def mine(**options):
+    encoder = build_encoder(**options)
+    encoder.name = "mine"
+    return encoder
+"""
+
+
+def test_ones_own_encoder_trains(tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_own_encoder.py").write_text(OWN_ENCODER)
+    monkeypatch.syspath_prepend(tmp_path)
+    overrides = [*tiny, "recipe.epochs=1", "encoder._target_=my_own_encoder.mine"]
+    assert train(overrides=overrides, folder=tmp_path / "run").encoder.name == "mine"
+
+
 def test_every_configuration_of_kedges_may_be_reopened(tmp_path: Path) -> None:
     folder = Path(kedge.__file__).parent / "config"
     composed = OmegaConf.masked_copy(compose(), list(OWN))

@@ -177,7 +177,11 @@ class _Run:
         loop.fit()
         with rank_zero_first():
             if is_rank_zero():
-                self._model(self.folder / BEST, step).save(self.folder / "model")
+                model = self._model(self.folder / BEST, step)
+                model.save(self.folder / "model")
+                if self.layout.processes == 1:
+                    return model.to(self.device)
+            # Not the model in memory, whose batch normalisation may be synchronised.
             return Model.load(self.folder / "model").to(self.device)
 
     def kept(self) -> Iterator[tuple[int, Model]]:
