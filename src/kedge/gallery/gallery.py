@@ -368,7 +368,7 @@ class Gallery:
         """The k nearest items of each vector, but for `exclude_id`; in the newest version, or in a `snapshot`."""
         matrix = self.check_vectors(queries)
         _require_positive(k=k, probes=probes)
-        if method not in get_args(Method):
+        if method not in ("two_stage", "brute_force"):
             raise ConfigError(f"method must be one of {', '.join(get_args(Method))}, found {method!r}.")
         lists = probes if method == "two_stage" else None
 
@@ -387,8 +387,9 @@ class Gallery:
             hits, probed = search_in(snapshot)
         seconds = (time.perf_counter() - started) / max(1, len(matrix))
         names, nearest = snapshot.anchors.names, None
-        anchors = [list(names)] * len(matrix)
-        if probed is not None:
+        if probed is None:
+            anchors = [list(names)] * len(matrix)
+        else:
             nearest = np.array([numbers[0] for numbers in probed], dtype=np.int64)
             anchors = [[names[number] for number in numbers.tolist()] for numbers in probed]
         unknown = self.is_unknown(snapshot.anchors, matrix, nearest)
