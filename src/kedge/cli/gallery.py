@@ -1,4 +1,4 @@
-"""`kedge info`, `remove`, `optimize` and `audit`: a gallery looked at, reduced, tidied and examined."""
+"""`kedge info`, `remove`, `optimize` and `audit`: what is done with a gallery beside indexing and searching."""
 
 from __future__ import annotations
 

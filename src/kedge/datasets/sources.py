@@ -214,7 +214,7 @@ class HuggingFaceSource(Source):
     @property
     def identity(self) -> Any:
         """The library's own fingerprint and, of files that are only referred to, their sizes and times."""
-        chunks = self._rows.data.column(self.image).chunks  # the bytes themselves are not looked at
+        chunks = self._rows.data.column(self.image).chunks  # the bytes themselves are not read
         references = [chunk.field("path").filter(chunk.field("bytes").is_null()) for chunk in chunks]
         paths = [path for chunk in references for path in chunk.drop_null().to_pylist()]
         return [self._fingerprint, self.image, self.label, [list(file_state(path, Path(path))) for path in paths]]

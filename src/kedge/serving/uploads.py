@@ -100,7 +100,7 @@ class Uploads:
 
     def _grow(self, upload: _Upload, count: int) -> None:
         """Count bytes that arrived, if need be in the place of another upload's."""
-        if upload not in self._arriving:  # cut off, but not told yet
+        if upload not in self._arriving:  # cancelled, but not notified yet
             raise TimeoutError
         del self._arriving[upload]
         self._arriving[upload] = None
