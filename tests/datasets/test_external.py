@@ -18,9 +18,9 @@ from torchvision.datasets import FakeData, ImageFolder
 from torchvision.transforms import PILToTensor, ToTensor
 
 from kedge.config.compose import build_dataset, compose
-from kedge.datasets import as_dataset, folder, huggingface, is_external
+from kedge.datasets import as_dataset, folder, huggingface, is_external, stored
 from kedge.datasets.download import data_root
-from kedge.datasets.external import keep_external, stored
+from kedge.datasets.external import keep_external
 from kedge.datasets.sources import HuggingFaceSource
 from kedge.errors import DataError, DownloadError
 from kedge.images import Preprocessing
