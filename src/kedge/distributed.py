@@ -113,7 +113,7 @@ def all_reduce_mean_(values: Sequence[Tensor]) -> None:
     flat = torch.cat([value.reshape(-1) for value in values])
     dist.all_reduce(flat)
     flat /= world_size()
-    for value, mean in zip(values, flat.split([value.numel() for value in values]), strict=True):
+    for value, mean in zip(values, torch.split(flat, [value.numel() for value in values]), strict=True):
         value.copy_(mean.view_as(value))
 
 
