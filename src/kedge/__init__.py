@@ -37,24 +37,22 @@ except PackageNotFoundError:  # run from a source tree that is not installed
     __version__ = "0"
 
 # Public names are imported on first use: `import kedge` and `kedge --help` load none of the heavy libraries.
-_HOMES = {
-    "CAMLoss": "kedge.losses",
-    "Client": "kedge.serving.client",
-    "ContrastiveLoss": "kedge.losses",
-    "CrossEntropyLoss": "kedge.losses",
-    "Gallery": "kedge.gallery",
-    "Model": "kedge.model",
-    "Report": "kedge.evaluation",
-    "evaluate": "kedge.evaluation",
-    "train": "kedge.training",
+_LAZY = {
+    "kedge.evaluation": ("Report", "evaluate"),
+    "kedge.gallery": ("Gallery",),
+    "kedge.losses": ("CAMLoss", "ContrastiveLoss", "CrossEntropyLoss"),
+    "kedge.model": ("Model",),
+    "kedge.serving.client": ("Client",),
+    "kedge.training": ("train",),
 }
 
 
 def __getattr__(name: str) -> Any:
     if name == "metrics":
         return import_module("kedge.metrics")
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+    for module, names in _LAZY.items():
+        if name in names:
+            return getattr(import_module(module), name)
     raise AttributeError(f"module 'kedge' has no attribute {name!r}")
 
 

@@ -1,4 +1,4 @@
-"""The processes that train or evaluate together, where there are several: who we are, and what all must know."""
+"""torch.distributed helpers: rank and world size, gathering rows, and what rank 0 does first or alone."""
 
 from __future__ import annotations
 
@@ -34,19 +34,18 @@ __all__ = [
 
 T = TypeVar("T")
 
-_NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-"""What torchrun says to those that it starts."""
-_PATIENCE = timedelta(days=7)
-"""So long others wait for what the leader does alone, such as decoding a dataset."""
+_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+_TIMEOUT = timedelta(days=7)
+"""So long others wait for what rank 0 does alone, such as decoding a dataset."""
 
 
 def is_torchrun() -> bool:
     """Whether torchrun, or something like it, started this process as one of several."""
-    return all(name in os.environ for name in _NAMES) and int(os.environ["WORLD_SIZE"]) > 1
+    return all(name in os.environ for name in _TORCHRUN) and int(os.environ["WORLD_SIZE"]) > 1
 
 
 def init_process_group(device: str) -> None:
-    """Meet the others, if this process was started as one of several; on GPUs, take the one that is ours."""
+    """Join the process group, if torchrun started this process; on GPUs, take the one of our local rank."""
     if not is_torchrun() or dist.is_initialized():
         return
     if device == "cuda":
@@ -55,13 +54,8 @@ def init_process_group(device: str) -> None:
         dist.init_process_group("nccl", device_id=own)
     else:
         dist.init_process_group("gloo")
-        atexit.register(_end_process_group)
-
-
-def _end_process_group() -> None:
-    """Its threads must end before the interpreter does, or the process may abort after its work is done."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
+        # Its threads must end before the interpreter does, or the process may abort after its work is done.
+        atexit.register(lambda: dist.destroy_process_group() if dist.is_initialized() else None)
 
 
 def world_size() -> int:
@@ -70,7 +64,7 @@ def world_size() -> int:
 
 
 def global_rank() -> int:
-    """Our number among them, from 0."""
+    """Our number among them, from 0; known before the process group is there."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank()
     return int(os.environ["RANK"]) if is_torchrun() else 0
@@ -85,7 +79,7 @@ def shard_range(size: int, *, whole: int = 1) -> range:
     """Our rows of so many: in the order of ranks, cut at multiples of `whole` where there are enough of them."""
     unit = whole if -(-size // whole) >= world_size() else 1
     units = -(-size // unit)
-    start, stop = (min(size, unit * (units * one // world_size())) for one in (global_rank(), global_rank() + 1))
+    start, stop = (min(size, unit * (units * rank // world_size())) for rank in (global_rank(), global_rank() + 1))
     return range(start, stop)
 
 
@@ -116,37 +110,37 @@ def all_reduce_mean_(values: Sequence[Tensor]) -> None:
     """Put the mean over all processes in the place of each value."""
     if world_size() == 1 or not values:
         return
-    together = torch.cat([value.reshape(-1) for value in values])
-    dist.all_reduce(together)
-    together /= world_size()
-    means = torch.split(together, [value.numel() for value in values])
-    torch._foreach_copy_(list(values), [mean.view_as(value) for mean, value in zip(means, values, strict=True)])
+    flat = torch.cat([value.reshape(-1) for value in values])
+    dist.all_reduce(flat)
+    flat /= world_size()
+    for value, mean in zip(values, torch.split(flat, [value.numel() for value in values]), strict=True):
+        value.copy_(mean.view_as(value))
 
 
 def broadcast_object(value: T) -> T:
-    """What the leader says."""
+    """Broadcast `value` from rank 0 and return it."""
     if world_size() == 1:
         return value
-    said = [value]
-    dist.broadcast_object_list(said, src=0, group=_patient(dist.group.WORLD))
-    return said[0]
+    values = [value]
+    dist.broadcast_object_list(values, src=0, group=_patient_group(dist.group.WORLD))
+    return values[0]
 
 
 @contextmanager
 def rank_zero_first() -> Iterator[None]:
-    """The leader goes through the block first, so that the others find what it downloads or writes."""
+    """Rank 0 goes through the block first, so that the others find what it downloads or writes."""
     if not is_rank_zero():
-        _wait()
+        _barrier()
     try:
         yield
     finally:
         if is_rank_zero():  # also where it fails: the others then meet the same
-            _wait()
+            _barrier()
 
 
 @contextmanager
 def raise_on_rank_zero() -> Iterator[None]:
-    """What all processes refuse is told once: the leader raises, from the others only torchrun hears."""
+    """An error that all ranks meet is told once: rank 0 raises it, from the others only torchrun hears."""
     try:
         yield
     except KedgeError as error:
@@ -164,13 +158,13 @@ def record_failure(error: BaseException) -> None:
         get_error_handler().record_exception(error)
 
 
-def _wait() -> None:
+def _barrier() -> None:
     if world_size() > 1:
-        dist.barrier(group=_patient(dist.group.WORLD))
+        dist.barrier(group=_patient_group(dist.group.WORLD))
 
 
 @functools.lru_cache(maxsize=1)
-def _patient(world: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    """The same processes, on the CPU, where waiting may last."""
+def _patient_group(world: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """The same processes as `world`, on the CPU, where waiting may last."""
     del world
-    return dist.new_group(backend="gloo", timeout=_PATIENCE)  # type: ignore[return-value]
+    return dist.new_group(backend="gloo", timeout=_TIMEOUT)  # type: ignore[return-value]

@@ -18,11 +18,11 @@ from torchvision.datasets import FakeData, ImageFolder
 from torchvision.transforms import PILToTensor, ToTensor
 
 from kedge.config.compose import build_dataset, compose
-from kedge.datasets import as_dataset, folder, huggingface, is_external
+from kedge.datasets import as_dataset, folder, huggingface, is_external, stored
 from kedge.datasets.download import data_root
-from kedge.datasets.external import keep_external, stored
+from kedge.datasets.external import keep_external
 from kedge.datasets.sources import HuggingFaceSource
-from kedge.errors import DataError, DownloadError
+from kedge.errors import ConfigError, DataError, DownloadError
 from kedge.images import Preprocessing
 
 datasets = pytest.importorskip("datasets")
@@ -304,7 +304,7 @@ def test_which_columns_is_asked_where_it_is_not_clear() -> None:
         as_dataset(table().to_iterable_dataset())
 
 
-def test_neither_a_folder_nor_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Any) -> None:
+def test_neither_a_folder_nor_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(DownloadError, match=r"save_to_disk and pass that folder as dataset\.path"):
@@ -315,4 +315,5 @@ def test_neither_a_folder_nor_a_network(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(DataError, match="cannot be read as a Hugging Face dataset"):
         huggingface(tmp_path / "empty")
     monkeypatch.setitem(__import__("sys").modules, "datasets", None)
-    assert "kedge[huggingface]" in refused("train", "dataset=huggingface", "dataset.path=nobody/nothing")
+    with pytest.raises(ConfigError, match=r"kedge\[huggingface\]"):
+        huggingface("nobody/nothing")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from kedge.datasets import cache, folder
+from kedge.datasets import cache, folder, sources
 from kedge.errors import ConfigError, DataError
 
 COLOURS = ("red", "lime", "blue", "white")
@@ -156,7 +156,7 @@ def test_decoded_once(photos: Path, root: Path, monkeypatch: pytest.MonkeyPatch,
     assert leftovers() == []
     assert len(list((root / "decoded").iterdir())) == 2
     with monkeypatch.context() as patch:
-        patch.setattr(cache, "read_image", lambda *_: pytest.fail("decoded again"))
+        patch.setattr(sources, "read_image", lambda *_: pytest.fail("decoded again"))
         assert folder(photos, size=8).fingerprint() == first.fingerprint()
 
 
@@ -196,7 +196,7 @@ def test_interrupted_decoding_leaves_nothing(photos: Path, root: Path, monkeypat
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(cache, "read_image", interrupt)
+        patch.setattr(sources, "read_image", interrupt)
         with pytest.raises(KeyboardInterrupt):
             folder(photos, size=8)
     assert list((root / "decoded").iterdir()) == []

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import runpy
 from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,7 +9,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from kedge.datasets import build_sample, sample
+from kedge.datasets import sample
 
 
 def test_sample() -> None:
@@ -40,9 +41,10 @@ def test_licence_and_size() -> None:
 def test_rebuilding(tmp_path: Path, monkeypatch) -> None:
     labels = torch.from_numpy(np.random.default_rng(0).permutation(np.repeat(np.arange(10), 150)))
     images = (labels[:, None, None] * 20).expand(1500, 28, 28).to(torch.uint8)
-    monkeypatch.setattr(build_sample, "FashionMNIST", lambda *_, **__: SimpleNamespace(data=images, targets=labels))
-    monkeypatch.setattr(build_sample, "PER_CLASS", {"train": 100, "test": 100})
-    build_sample.main("nowhere", str(tmp_path))
+    main = runpy.run_path(str(Path(__file__).with_name("build_sample.py")))["main"]
+    monkeypatch.setitem(main.__globals__, "FashionMNIST", lambda *_, **__: SimpleNamespace(data=images, targets=labels))
+    monkeypatch.setitem(main.__globals__, "PER_CLASS", {"train": 100, "test": 100})
+    main("nowhere", str(tmp_path))
     with Image.open(tmp_path / "train.png") as sheet:
         assert np.asarray(sheet)[::28, 0].tolist() == [20 * label for label in range(10)]
-        assert sheet.size == (28 * build_sample.COLUMNS, 28 * 10)
+        assert sheet.size == (28 * 100, 28 * 10)

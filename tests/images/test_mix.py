@@ -84,12 +84,12 @@ def test_partners_are_any_of_the_others() -> None:
     images = torch.zeros(5, 1, 2, 2)
     moving = generator()
     counts = torch.zeros(5, 5)
-    for _ in range(2000):
+    for _ in range(400):
         counts[torch.arange(5), Mixing(cutmix=1.0)(images, moving).partners] += 1
     assert counts.diagonal().eq(0).all()
     others = counts[~torch.eye(5, dtype=torch.bool)]
-    assert others.min() > 420  # 500 expected, standard deviation 19
-    assert others.max() < 580
+    assert others.min() > 64  # 100 expected, standard deviation 9
+    assert others.max() < 136
 
 
 def test_an_image_alone_is_left_alone() -> None:
@@ -128,7 +128,8 @@ def test_nothing_to_mix_draws_nothing(images: Tensor) -> None:
     assert torch.equal(torch.rand(4, generator=moving), torch.rand(4, generator=generator(3)))
 
 
-def test_can_be_traced(images: Tensor) -> None:
+def test_can_be_traced() -> None:
+    images = torch.rand(30, 3, 9, 14, generator=generator(1))
     mixing = Mixing(cutmix=0.5, mixup=0.3)
     draws = mixing.draw(len(images), generator(), images.device)
     traced = torch.compile(mixing.apply, backend="eager", fullgraph=True)(images, draws)

@@ -7,7 +7,8 @@ from typing import Any
 
 from kedge.datasets.base import Dataset, ImageSplit
 from kedge.datasets.benchmarks import cifar100, food101, svhn, tiny_imagenet
-from kedge.datasets.external import as_dataset, huggingface, is_external, stored
+from kedge.datasets.cache import stored
+from kedge.datasets.external import as_dataset, huggingface, is_external
 from kedge.datasets.folder import folder
 from kedge.datasets.npz import arrays
 from kedge.datasets.sample import sample

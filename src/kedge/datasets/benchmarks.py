@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 
 from kedge.datasets.base import Dataset, ImageSplit
 from kedge.datasets.download import Source, data_root, fetch, obtain, read_lines
 from kedge.datasets.folder import from_files
+from kedge.datasets.sources import FileSource
 from kedge.deps import require
 from kedge.errors import DataError
 from kedge.images import list_images
@@ -23,12 +23,10 @@ CIFAR100 = Source("https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz", "m
 FOOD101 = Source("http://data.vision.ee.ethz.ch/cvl/food-101.tar.gz", "md5:85eeb15f3717b99a5da872d97d918f87")
 TINY_IMAGENET = Source("http://cs231n.stanford.edu/tiny-imagenet-200.zip", "md5:90528d7ca1a48142e341f4ef8d21d0de")
 _HOUSE_NUMBERS = "http://ufldl.stanford.edu/housenumbers"
-SVHN: Mapping[str, Source] = MappingProxyType(
-    {
-        "train": Source(f"{_HOUSE_NUMBERS}/train_32x32.mat", "md5:e26dedcc434d2e4c54c9b2d4a06d8373"),
-        "test": Source(f"{_HOUSE_NUMBERS}/test_32x32.mat", "md5:eb5a983be6a315427106f1b164d9cef3"),
-    }
-)
+SVHN: Mapping[str, Source] = {
+    "train": Source(f"{_HOUSE_NUMBERS}/train_32x32.mat", "md5:e26dedcc434d2e4c54c9b2d4a06d8373"),
+    "test": Source(f"{_HOUSE_NUMBERS}/test_32x32.mat", "md5:eb5a983be6a315427106f1b164d9cef3"),
+}
 
 
 def cifar100(root: str | Path | None = None, source: Source = CIFAR100) -> Dataset:
@@ -58,24 +56,28 @@ def tiny_imagenet(root: str | Path | None = None, source: Source = TINY_IMAGENET
     # The first word for each class; where two classes share it, the identifier tells them apart.
     counts = Counter(first.values())
     classes = {name: word if counts[word] == 1 else f"{word} ({name})" for name, word in first.items()}
-    train = [(file, name) for name in identifiers for file in list_images(folder / "train" / name)]
     notes = (line.split("\t") for line in read_lines(folder, "val/val_annotations.txt"))
-    test = [(folder / "val" / "images" / file, name) for file, name, *_ in notes]
-    return from_files("tiny_imagenet", folder, train, test, 64, classes=classes, root=root)
+    splits = (
+        [(file, classes[name]) for name in identifiers for file in list_images(folder / "train" / name)],
+        [(folder / "val" / "images" / file, classes.get(name, name)) for file, name, *_ in notes],
+    )
+    train, test = (FileSource("tiny_imagenet", folder, split, tuple(classes.values())) for split in splits)
+    return from_files(train, test, size=64, root=root)
 
 
 def food101(root: str | Path | None = None, size: int = 224, source: Source = FOOD101) -> Dataset:
     """Food-101: 75,750 training and 25,250 test photographs of 101 dishes (4.7 GB; 14 GiB decoded at 224)."""
     folder = obtain(source, data_root(root) / "food-101")
-    classes = {name: name.replace("_", " ") for name in read_lines(folder, "meta/classes.txt")}
-    train, test = (
+    classes = tuple(name.replace("_", " ") for name in read_lines(folder, "meta/classes.txt"))
+    splits = (
         [
-            (folder / "images" / f"{line}.jpg", line.partition("/")[0])
+            (folder / "images" / f"{line}.jpg", line.partition("/")[0].replace("_", " "))
             for line in read_lines(folder, f"meta/{split}.txt")
         ]
         for split in ("train", "test")
     )
-    return from_files("food101", folder, train, test, size, classes=classes, root=root)
+    train, test = (FileSource("food101", folder, split, classes) for split in splits)
+    return from_files(train, test, size=size, root=root)
 
 
 def _cifar_records(path: Path) -> ImageSplit:

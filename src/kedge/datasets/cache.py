@@ -1,7 +1,6 @@
 """Decoded images: each decoded once into a memory-mapped array (.npy), with notes of what it holds beside it (.json).
 
-Every set goes through the disk, small ones too: one way to take care of, and memory stays bounded. An array of files
-belongs to one listing (path, size and time of every file): when that changes, a new one replaces it.
+Every set goes through the disk, small ones too: one way to take care of, and memory stays bounded.
 """
 
 from __future__ import annotations
@@ -10,121 +9,70 @@ import hashlib
 import json
 import secrets
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 from rich.progress import track
 
 from kedge.console import stderr
+from kedge.datasets.base import Dataset, ImageSplit
 from kedge.datasets.download import data_root
-from kedge.errors import DataError, ImageError
-from kedge.images import Preprocessing, prefetch, read_image
+from kedge.datasets.sources import Label, Source
+from kedge.datasets.splits import hold_out
+from kedge.errors import ConfigError, DataError, ImageError
+from kedge.images import Preprocessing, prefetch
 from kedge.io import atomic_write
 
-__all__ = ["cache_folder", "check_usable", "decode", "file_state", "open_array", "short_hash", "write_array"]
+__all__ = ["keep", "stored"]
 
-_VERSION = 2
-"""Part of every array's name: raise it when the same files would decode to other pixels."""
+_VERSION = 3
+"""Part of every array's name: raise it when the same images would decode to other pixels."""
+_SIZE_SAMPLES = 16
+"""So many images tell whether all have one size."""
 
-
-def decode(
-    base: Path, files: Sequence[Path], size: int, root: str | Path | None = None
-) -> tuple[np.ndarray, dict[int, str]]:
-    """Decode files that lie under ``base`` to squares of ``size`` pixels, or open what was decoded before.
-
-    Row i of the array is ``files[i]``, black where it could not be read; for those rows the dictionary has the reason.
-    """
-    names = [file.relative_to(base).as_posix() for file in files]
-    folder = cache_folder(root)
-    owner = short_hash([str(base.resolve()), size])
-    stem = f"{owner}-{short_hash([_VERSION, [file_state(*pair) for pair in zip(names, files, strict=True)]])}"
-    cached = open_array(folder / f"{stem}.npy")
-    if cached is None:
-
-        def notes(skipped: dict[int, str], _: str) -> tuple[str, dict[str, Any]]:
-            reasons = [(names[row], reason.removeprefix(f"{files[row]} ")) for row, reason in skipped.items()]
-            return stem, {"size": size, "files": names, "skipped": reasons}
-
-        cached = open_array(write_array(folder, len(files), size, lambda row: read_image(files[row]), notes))
-        for old in folder.glob(f"{owner}-*"):
-            if old.stem != stem:
-                with suppress(OSError):
-                    old.unlink()
-    if cached is None:
-        raise DataError(f"The decoded images in {folder / stem} vanished: is another process cleaning {folder}?")
-    images, content = cached
-    reasons = dict(content["skipped"])
-    return images, {row: reasons[name] for row, name in enumerate(names) if name in reasons}
+Items = Sequence[tuple[Source, int]]
 
 
-def check_usable(name: object, skipped: Sequence[tuple[str, str]], count: int) -> None:
-    """Refuse a set of images of which more than half cannot be used."""
-    if len(skipped) * 2 > count:
-        raise DataError(f"{len(skipped)} of {count} images of {name} cannot be used; the first: {' '.join(skipped[0])}")
-
-
-def cache_folder(root: str | Path | None = None) -> Path:
-    """Where decoded images are kept."""
-    return data_root(root) / "decoded"
-
-
-def open_array(array: Path) -> tuple[np.ndarray, dict[str, Any]] | None:
-    """An array and its notes; None where they are not there or not whole."""
-    try:
-        notes = json.loads(array.with_suffix(".json").read_text(encoding="utf-8"))
-        images = np.load(array, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError):
-        return None
-    return (images, notes) if isinstance(notes, dict) and "skipped" in notes and images.dtype == np.uint8 else None
-
-
-def write_array(
-    folder: Path,
-    count: int,
-    size: int,
-    read: Callable[[int], Image.Image],
-    finish: Callable[[dict[int, str], str], tuple[str, dict[str, Any]]],
+def keep(
+    train: Source,
+    test: Source | None = None,
+    *,
+    size: int | None = None,
+    most: int = 224,
+    root: str | Path | None = None,
 ) -> Path:
-    """Decode images 0 … count - 1 to squares of ``size`` pixels, in threads, a bounded number at a time.
+    """Decode all images to squares of ``size`` pixels, and return where :func:`stored` finds them.
 
-    ``finish`` takes the unreadable rows with their reasons and a digest of all pixels; it returns the array's name and
-    its notes.
+    Without ``size`` it is that of the images, where all are squares of at most ``most`` pixels, else ``most``. What
+    was kept before is found again; datasets that cannot tell whether they changed are read again for that.
     """
-    shape = (count, 3, size, size)
-    preprocessing = Preprocessing(size=size)
-
-    def decoded(row: int) -> np.ndarray | str:
-        try:
-            return preprocessing.to_pixels(read(row))
-        except ImageError as error:
-            return str(error)
-
+    if size is not None and size < 1:
+        raise ConfigError(f"size must be a positive number of pixels, not {size}.")
+    if len(train) == 0:
+        raise DataError(f"{train.name} has no images.")
+    sources = [train] if test is None else [train, test]
+    side = size or _common_side(train, most)
+    folder = data_root(root) / "decoded"
+    identities = [source.identity for source in sources]
+    # Of a folder, only the newest state is kept.
+    owner = f"{_hash([train.folder, side])}-" if train.folder else ""
+    key = None if None in identities else owner + _hash([_VERSION, side, train.name, identities])
+    if key is not None and _open(array := folder / f"{key}.npy") is not None:
+        return array
+    items = [(source, row) for source in sources for row in range(len(source))]
     part = folder / f"{secrets.token_hex(8)}.npy"
-    skipped: dict[int, str] = {}
-    digest = hashlib.sha256()
-    console = stderr()
-    bar: dict[str, Any] = {"console": console, "transient": True, "disable": not console.is_terminal}
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if (needed := int(np.prod(shape))) > (free := shutil.disk_usage(folder).free):
-            raise OSError(f"{needed / 2**30:.1f} GiB are needed, {free / 2**30:.1f} GiB are free")
-        with atomic_write(part) as stream:
-            np.lib.format.write_array_header_1_0(stream, {"descr": "|u1", "fortran_order": False, "shape": shape})
-            for row, pixels in enumerate(track(prefetch(decoded, range(count)), "decoding images", count, **bar)):
-                if isinstance(pixels, str):
-                    skipped[row] = pixels
-                    pixels = np.zeros(shape[1:], np.uint8)
-                stream.write(pixels.data)
-                digest.update(pixels.data)
-        stem, notes = finish(skipped, digest.hexdigest())
+        labels, skipped, digest = _decode(items, side, part)
+        classes, numbers = _number_classes(train, items, labels)
+        notes = {"name": train.name, "train": len(train), "classes": classes, "labels": numbers, "skipped": skipped}
+        key = key or _hash([digest, notes])
         # The notes first: an array under its final name is complete with all that belongs to it.
-        with atomic_write(folder / f"{stem}.json") as note:
-            note.write(json.dumps(notes).encode())
-        return part.replace(folder / f"{stem}.npy")
+        with atomic_write(folder / f"{key}.json") as stream:
+            stream.write(json.dumps(notes).encode())
+        array = part.replace(folder / f"{key}.npy")
     except OSError as error:
         raise DataError(
             f"Decoded images cannot be kept in {folder} ({error.strerror or error}): make room there, "
@@ -133,17 +81,117 @@ def write_array(
     finally:
         with suppress(OSError):
             part.unlink()
+    for outdated in folder.glob(f"{owner}*") if owner else ():
+        if outdated.stem != key:
+            with suppress(OSError):
+                outdated.unlink()
+    return array
 
 
-def file_state(name: str, file: Path) -> tuple[str, int, int]:
-    """What changes when a file does: its size and time; reading one that is not there will say why."""
+def stored(path: str | Path, test_fraction: float = 0.1, seed: int = 0, flip: bool = True) -> Dataset:
+    """Open what :func:`keep` left; where it has no test images, ``test_fraction`` of each class are split off."""
+    cached = _open(Path(path).expanduser())
+    if cached is None:
+        raise DataError(
+            f"{path} is gone or damaged, where Kedge kept the decoded images of a dataset: pass that again."
+        )
+    images, notes = cached
+    labels = np.array(notes["labels"], dtype=np.int64)
+    rows, train_count = np.flatnonzero(labels >= 0), notes["train"]
+    if train_count < len(labels):
+        parts = rows[rows < train_count], rows[rows >= train_count]
+    else:
+        train, test = hold_out(labels[rows], test_fraction, seed)
+        parts = rows[train], rows[test]
+    train_split, test_split = (ImageSplit(images, labels[part], part) for part in parts)
+    skipped = tuple((item, reason) for item, reason in notes["skipped"])
+    return Dataset(notes["name"], tuple(notes["classes"]), train_split, test_split, flip=flip, skipped=skipped)
+
+
+def _open(array: Path) -> tuple[np.ndarray, dict[str, Any]] | None:
+    """An array and its notes; None where they are not there or not whole."""
     try:
-        status = file.stat()
-    except OSError:
-        return name, -1, 0
-    return name, status.st_size, status.st_mtime_ns
+        notes = json.loads(array.with_suffix(".json").read_text(encoding="utf-8"))
+        images = np.load(array, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError):
+        return None
+    is_whole = isinstance(notes, dict) and {"name", "train", "classes", "labels", "skipped"} <= notes.keys()
+    return (images, notes) if is_whole and images.dtype == np.uint8 else None
 
 
-def short_hash(values: object) -> str:
-    """16 hex digits of plain values."""
+def _decode(items: Items, size: int, array: Path) -> tuple[list[Label], list[tuple[str, str]], str]:
+    """Write all images as an array, decoded in threads, a bounded number at a time; black where one cannot be used.
+
+    Returns the label of each image (None where it cannot be used), names and reasons of those, and a digest of all
+    pixels.
+    """
+    shape = (len(items), 3, size, size)
+    preprocessing = Preprocessing(size=size)
+
+    def decode(item: tuple[Source, int]) -> tuple[np.ndarray, Label, str]:
+        source, row = item
+        try:
+            image, label = source.read(row)
+            return preprocessing.to_pixels(image), label, "has no label" if label is None else ""
+        except ImageError as error:
+            return np.zeros(shape[1:], np.uint8), None, str(error).removeprefix(f"{source.path(row)} ")
+
+    labels: list[Label] = []
+    skipped: list[tuple[str, str]] = []
+    digest = hashlib.sha256()
+    console = stderr()
+    bar: dict[str, Any] = {"console": console, "transient": True, "disable": not console.is_terminal}
+    array.parent.mkdir(parents=True, exist_ok=True)
+    if (needed := int(np.prod(shape))) > (free := shutil.disk_usage(array.parent).free):
+        raise OSError(f"{needed / 2**30:.1f} GiB are needed, {free / 2**30:.1f} GiB are free")
+    with atomic_write(array) as stream:
+        np.lib.format.write_array_header_1_0(stream, {"descr": "|u1", "fortran_order": False, "shape": shape})
+        decoded = track(prefetch(decode, items), "decoding images", len(items), **bar)
+        for (source, row), (pixels, label, reason) in zip(items, decoded, strict=True):
+            stream.write(pixels.data)
+            digest.update(pixels.data)
+            labels.append(label)
+            if reason:
+                skipped.append((source.path(row) or f"{source.name}[{row}]", reason))
+    if len(skipped) * 2 > len(items):
+        name, reason = skipped[0]
+        raise DataError(
+            f"{len(skipped)} of {len(items)} images of {items[0][0].name} cannot be used; the first: {name} {reason}"
+        )
+    return labels, skipped, digest.hexdigest()
+
+
+def _number_classes(train: Source, items: Items, labels: list[Label]) -> tuple[list[str], list[int]]:
+    """The classes, and each image's number among them; -1 where it cannot be used."""
+    names = [source.name_of(label) for (source, _), label in zip(items, labels, strict=True)]
+    numbers = [label for label in labels if isinstance(label, int)]
+    trained = sorted({name for name in names[: len(train)] if name is not None})
+    if train.classes is not None:
+        classes = list(train.classes)
+    elif numbers and not any(isinstance(label, str) for label in labels):
+        if (odd := next((number for number in numbers if not 0 <= number < len(items)), None)) is not None:
+            raise DataError(f"{train.name} has a label {odd} but {len(items)} images: number the classes from 0.")
+        classes = [str(number) for number in range(max(numbers) + 1)]
+    else:
+        classes = trained
+    number_of: dict[str | None, int] = {name: number for number, name in enumerate(classes)} | {None: -1}
+    if (unknown := next((name for name in names if name not in number_of), None)) is not None:
+        raise DataError(f"{train.name} has images of a class {unknown!r} but none of it to train on: is it whole?")
+    if len(trained) < 2:
+        raise DataError(
+            f"{train.name} has training images of one class only ({''.join(trained)!r}): at least two are needed."
+        )
+    return classes, [number_of[name] for name in names]
+
+
+def _common_side(source: Source, most: int) -> int:
+    sizes = set()
+    for row in np.unique(np.linspace(0, len(source) - 1, _SIZE_SAMPLES).astype(int)).tolist():
+        with suppress(ImageError):  # skipped and listed later
+            sizes.add(source.read(row)[0].size)
+    width, height = sizes.pop() if len(sizes) == 1 else (most, most)
+    return width if width == height <= most else most
+
+
+def _hash(values: object) -> str:
     return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:16]

@@ -104,7 +104,7 @@ def fetch(source: Source, folder: Path) -> Path:
             raise DownloadError(f"{destination} is not there, and nothing is downloaded for this.")
         folder.mkdir(parents=True, exist_ok=True)
         with atomic_write(destination) as stream:
-            _transfer(source.url, stream)
+            _download(source.url, stream)
             if not source.matches(stream):
                 raise DownloadError(f"{source.url} arrived damaged; {by_hand}.")
     except (OSError, ValueError, http.client.HTTPException) as error:
@@ -145,40 +145,30 @@ def extract(archive: Path, destination: Path) -> Path:
     return destination
 
 
-def _transfer(url: str, part: BinaryIO) -> None:
+def _download(url: str, part: BinaryIO) -> None:
     """Download in a few attempts, each of which goes on where the one before broke off."""
     for attempt in range(1, ATTEMPTS + 1):
         try:
             _receive(url, part)
             return
         except (OSError, http.client.HTTPException) as error:
-            code = error.code if isinstance(error, HTTPError) else 500
-            if code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-                part.truncate(0)
-            elif code < 500 and code != http.HTTPStatus.TOO_MANY_REQUESTS:
-                raise
-            if attempt == ATTEMPTS:
+            is_final = isinstance(error, HTTPError) and error.code < 500 and error.code != 429  # Too Many Requests
+            if is_final or attempt == ATTEMPTS:
                 raise
             time.sleep(PAUSE * 2 ** (attempt - 1))
 
 
 def _receive(url: str, part: BinaryIO) -> None:
     """Append what is missing to ``part``."""
-    have = part.seek(0, os.SEEK_END)
-    request = Request(url, headers={"User-Agent": "kedge"} | ({"Range": f"bytes={have}-"} if have else {}))
+    offset = part.seek(0, os.SEEK_END)
+    request = Request(url, headers={"User-Agent": "kedge"} | ({"Range": f"bytes={offset}-"} if offset else {}))
     with urlopen(request, timeout=_TIMEOUT) as response:
         if response.status != http.HTTPStatus.PARTIAL_CONTENT:  # from the start
-            part.truncate(have := part.seek(0))
-        total = have + int(response.headers.get("Content-Length", 0))
-        console = stderr()
-        with wrap_file(
-            response,
-            total - have,
-            description=PurePosixPath(url).name,
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        ) as stream:
+            part.truncate(offset := part.seek(0))
+        length = int(response.headers.get("Content-Length", 0))
+        console, name = stderr(), PurePosixPath(url).name
+        bar: dict[str, Any] = {"console": console, "transient": True, "disable": not console.is_terminal}
+        with wrap_file(response, length, description=name, **bar) as stream:
             shutil.copyfileobj(stream, part)
-        if part.tell() < total:
-            raise ConnectionError(f"the connection broke off after {part.tell():,} of {total:,} bytes")
+        if part.tell() < offset + length:
+            raise ConnectionError(f"the connection broke off after {part.tell():,} of {offset + length:,} bytes")

@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,15 +15,16 @@ import torch
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import IterableDataset, Subset
+from torchvision.transforms.functional import to_pil_image
 
-from kedge.datasets.cache import file_state
 from kedge.deps import require
 from kedge.errors import DataError, DownloadError, ImageError
 from kedge.images import read_image, to_rgb, upright
 
-__all__ = ["HuggingFaceSource", "Label", "Source", "TorchSource", "is_huggingface", "load_huggingface"]
+__all__ = ["FileSource", "HuggingFaceSource", "Label", "Source", "TorchSource", "is_huggingface", "load_huggingface"]
 
 Label = int | str | None
+_LIBRARY = {"module": "datasets", "extra": "huggingface", "purpose": "A Hugging Face dataset"}
 
 
 class Source(ABC):
@@ -33,6 +33,8 @@ class Source(ABC):
     name: str
     classes: tuple[str, ...] | None = None
     """The names of the classes in the order of their numbers, where the dataset says them."""
+    folder: str | None = None
+    """The folder that holds the images, where they are one: what it held earlier need not be kept."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -42,9 +44,9 @@ class Source(ABC):
     def read(self, row: int) -> tuple[Image.Image, Label]:
         """An image, upright RGB, and its label; an ImageError if it cannot be read."""
 
-    @abstractmethod
     def labels(self) -> list[Label]:
         """The labels of all images; None where there is none."""
+        return [self.read(row)[1] for row in range(len(self))]
 
     @property
     def identity(self) -> Any:
@@ -71,6 +73,35 @@ class Source(ABC):
         if not 0 <= label < len(self.classes):
             raise DataError(f"{self.name} has a label {label} but {len(self.classes)} classes: check its labels.")
         return self.classes[label]
+
+
+class FileSource(Source):
+    """Files below a folder, each with the name of its class."""
+
+    def __init__(
+        self, name: str, base: Path, labelled: Sequence[tuple[Path, str]], classes: tuple[str, ...] | None = None
+    ) -> None:
+        self.name, self.classes, self.folder = name, classes, str(base.resolve())
+        self.labelled = labelled
+        self._base = base
+
+    def __len__(self) -> int:
+        return len(self.labelled)
+
+    def read(self, row: int) -> tuple[Image.Image, Label]:
+        """An image and its label."""
+        file, label = self.labelled[row]
+        return read_image(file), label
+
+    def path(self, row: int) -> str | None:
+        """The file."""
+        return str(self.labelled[row][0])
+
+    @property
+    def identity(self) -> Any:
+        """The listing: path, class, size and time of every file."""
+        listing = [(str(file.relative_to(self._base)), label, *_file_state(file)) for file, label in self.labelled]
+        return [self.folder, self.classes, listing]
 
 
 class TorchSource(Source):
@@ -103,7 +134,11 @@ class TorchSource(Source):
             raise DataError(f"{self._item(row)} cannot be had ({type(error).__name__}: {error}).") from error
         if not isinstance(item, (tuple, list)) or len(item) < 2:
             raise DataError(f"{self._item(row)} must be an image and its label, found a {type(item).__name__}.")
-        return self._image(item[0], row), self._label(item[1], row)
+        label = self._label(item[1], row)
+        try:
+            return to_rgb(upright(self._to_pil(item[0], row))), label
+        except (OSError, SyntaxError, ValueError) as error:
+            raise ImageError(f"{self._item(row)} cannot be read: {error}") from error
 
     def labels(self) -> list[Label]:
         """All labels: as torchvision's datasets tell them (``targets``), else with a look at every item."""
@@ -111,7 +146,7 @@ class TorchSource(Source):
         usable = targets is not None and getattr(self.dataset, "target_transform", None) is None
         if usable and hasattr(targets, "__len__") and len(targets) == len(self):
             return [self._label(label, row) for row, label in enumerate(targets)]
-        return [self.read(row)[1] for row in range(len(self))]
+        return super().labels()
 
     def path(self, row: int) -> str | None:
         """The file, where the dataset is one of torchvision's folders and shows images as they are."""
@@ -121,36 +156,28 @@ class TorchSource(Source):
         file = samples[row][0] if len(samples) == len(self) and isinstance(samples[row], tuple) else None
         return str(Path(file).absolute()) if isinstance(file, str) and Path(file).is_file() else None
 
-    def _image(self, image: Any, row: int) -> Image.Image:
-        if isinstance(image, (Tensor, np.ndarray)):
-            image = self._from_pixels(image, row)
-        if not isinstance(image, Image.Image):
+    def _to_pil(self, image: Any, row: int) -> Image.Image:
+        if isinstance(image, Image.Image):
+            return image
+        if not isinstance(image, (Tensor, np.ndarray)):
             raise DataError(
                 f"{self._item(row)} must begin with a PIL image or with uint8 pixels, found a {type(image).__name__}."
             )
-        try:
-            return to_rgb(upright(image))
-        except (OSError, SyntaxError, ValueError) as error:
-            raise ImageError(f"{self._item(row)} cannot be read: {error}") from error
-
-    def _from_pixels(self, pixels: Tensor | np.ndarray, row: int) -> Image.Image:
-        from torchvision.transforms.functional import to_pil_image
-
-        shape = " x ".join(map(str, pixels.shape))
-        if pixels.dtype not in (torch.uint8, np.uint8):
+        shape = " x ".join(map(str, image.shape))
+        if image.dtype not in (torch.uint8, np.uint8):
             raise DataError(
-                f"{self._item(row)} is an image of {str(pixels.dtype).removeprefix('torch.')} ({shape}): leave "
-                "ToTensor and Normalize out of the dataset's transform, since Kedge takes PIL images or uint8 and "
-                "prepares them itself."
+                f"{self._item(row)} is an image of {str(image.dtype).removeprefix('torch.')} ({shape}): leave ToTensor "
+                "and Normalize out of the dataset's transform, since Kedge takes PIL images or uint8 and prepares them "
+                "itself."
             )
         try:
-            if 0 in pixels.shape:  # which Pillow would take
-                raise ValueError("it has no pixels")
-            image: Image.Image = to_pil_image(pixels)
-            return image
-        except (TypeError, ValueError) as error:
-            layout = "3 x H x W" if isinstance(pixels, Tensor) else "H x W x 3"
-            raise DataError(f"{self._item(row)} must be an image of {layout} or H x W, found {shape}.") from error
+            pil: Image.Image = to_pil_image(image)
+        except (TypeError, ValueError):
+            pil = Image.new("RGB", (0, 0))
+        if 0 in pil.size:
+            layout = "3 x H x W" if isinstance(image, Tensor) else "H x W x 3"
+            raise DataError(f"{self._item(row)} must be an image of {layout} or H x W, found {shape}.")
+        return pil
 
     def _label(self, label: Any, row: int) -> Label:
         single = isinstance(label, (Tensor, np.ndarray, np.generic)) and int(np.prod(label.shape)) == 1
@@ -167,7 +194,7 @@ class HuggingFaceSource(Source):
     """One split of Hugging Face's: the files' bytes as they are stored, decoded by Kedge."""
 
     def __init__(self, dataset: Any, image: str | None = None, label: str | None = None, name: str = "") -> None:
-        datasets = _library()
+        datasets = require(**_LIBRARY)
         self.name = name or str(getattr(dataset.info, "dataset_name", None) or "huggingface")
         if not isinstance(dataset, datasets.Dataset):
             kind = type(dataset).__name__
@@ -217,7 +244,7 @@ class HuggingFaceSource(Source):
         chunks = self._rows.data.column(self.image).chunks  # the bytes themselves are not read
         references = [chunk.field("path").filter(chunk.field("bytes").is_null()) for chunk in chunks]
         paths = [path for chunk in references for path in chunk.drop_null().to_pylist()]
-        return [self._fingerprint, self.image, self.label, [list(file_state(path, Path(path))) for path in paths]]
+        return [self._fingerprint, self.image, self.label, [[path, *_file_state(Path(path))] for path in paths]]
 
     @cached_property
     def _has_references(self) -> bool:
@@ -264,7 +291,7 @@ def is_huggingface(source: Any) -> bool:
 
 def load_huggingface(path: str, name: str | None, revision: str | None) -> Any:
     """The library's object, from a folder or from the Hub."""
-    datasets, local = _library(), Path(path).expanduser()
+    datasets, local = require(**_LIBRARY), Path(path).expanduser()
     if not local.is_dir() and path.startswith((".", "/", "~")):
         raise DataError(f"There is no folder {path}: check dataset.path.")
     try:
@@ -281,11 +308,16 @@ def load_huggingface(path: str, name: str | None, revision: str | None) -> Any:
         ) from error
 
 
+def _file_state(file: Path) -> tuple[int, int]:
+    """What changes when a file does: its size and time; reading one that is not there will say why."""
+    try:
+        status = file.stat()
+    except OSError:
+        return -1, 0
+    return status.st_size, status.st_mtime_ns
+
+
 def _stored_bytes(image: Mapping[str, Any] | None) -> bytes:
     if image is None:
         raise ImageError("there is no image.")
     return bytes(image["bytes"]) if image["bytes"] is not None else Path(image["path"]).read_bytes()
-
-
-def _library() -> ModuleType:
-    return require("datasets", extra="huggingface", purpose="A Hugging Face dataset")

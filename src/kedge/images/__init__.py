@@ -36,13 +36,10 @@ __all__ = [
 ]
 
 # Imported on first use: processes that only decode start without torch.
-_HOMES = {
-    "Augmentation": "kedge.images.augment",
-    "IMAGENET_MEAN": "kedge.images.preprocessing",
-    "IMAGENET_STD": "kedge.images.preprocessing",
-    "Mixed": "kedge.images.mix",
-    "Mixing": "kedge.images.mix",
-    "Preprocessing": "kedge.images.preprocessing",
+_LAZY = {
+    "augment": ("Augmentation",),
+    "mix": ("Mixed", "Mixing"),
+    "preprocessing": ("IMAGENET_MEAN", "IMAGENET_STD", "Preprocessing"),
 }
 # Old names, accepted until the next release.
 _RENAMED = {"fetch_picture": fetch_image, "list_pictures": list_images, "read_picture": read_image}
@@ -53,6 +50,7 @@ def __getattr__(name: str) -> Any:
         new = _RENAMED[name]
         warnings.warn(f"kedge.images.{name} is now {new.__name__}.", DeprecationWarning, stacklevel=2)
         return new
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+    for module, names in _LAZY.items():
+        if name in names:
+            return getattr(import_module(f"kedge.images.{module}"), name)
     raise AttributeError(f"module 'kedge.images' has no attribute {name!r}")

@@ -55,6 +55,12 @@ _DRAFT = 2048
 """A JPEG is decoded at 1/2, 1/4 or 1/8 of its size as long as both sides keep so many pixels."""
 _STRIP = 2**20
 """Pixels that are turned into RGB at a time."""
+_REASONS: dict[type[Exception], str] = {
+    UnidentifiedImageError: "it is not an image of a known format",
+    Image.DecompressionBombError: "it has more pixels than Pillow's own limit allows",
+    FileNotFoundError: "there is no such file",
+    IsADirectoryError: "it is a folder",
+}
 
 # Pixel formats only: Pillow's EPS reader, for one, starts Ghostscript on the file it is given. No icons:
 # opening one decodes it, before its size can be checked.
@@ -90,16 +96,8 @@ def read_image(source: str | Path | bytes | BinaryIO, *, max_pixels: int = MAX_P
             image.draft(None, (_DRAFT, _DRAFT))
             with _one_large if image.width * image.height > _LARGE else nullcontext():
                 return to_rgb(upright(image, in_place=True))
-    except UnidentifiedImageError:
-        reason = "it is not an image of a known format"
-    except Image.DecompressionBombError:
-        reason = "it has more pixels than Pillow's own limit allows"
-    except FileNotFoundError:
-        reason = "there is no such file"
-    except IsADirectoryError:
-        reason = "it is a folder"
     except Exception as error:  # a damaged file can make Pillow's readers raise almost anything
-        reason = str(error).rstrip(".") or type(error).__name__
+        reason = _REASONS.get(type(error)) or str(error).rstrip(".") or type(error).__name__
     raise ImageError(f"{name} cannot be read: {reason}.")
 
 
@@ -169,24 +167,18 @@ def _strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
 
 def _strip_to_rgb(strip: Image.Image, top: float, transparent: bool) -> Image.Image:
     if strip.mode in ("I", "F") or strip.mode.startswith("I;16"):
-        return Image.fromarray(_eight_bits(strip, top)).convert("RGB")
+        values = np.asarray(strip)
+        if strip.mode == "F":
+            values = np.fmax(values, 0)  # of a NaN and 0, the 0
+            # Floats carry no range of their own: up to 1 they are fractions of white, beyond it pixel values.
+            values = np.rint(values * 255 if top <= 1 else values)
+        elif strip.mode != "I" or top > 255:
+            values = values >> 8
+        return Image.fromarray(np.clip(values, 0, 255).astype(np.uint8)).convert("RGB")
     if not transparent:
         return strip.convert("RGB")
     with_alpha = strip.convert("LA").convert("RGBA") if strip.mode == "La" else strip.convert("RGBA")
-    on_white = Image.new("RGBA", strip.size, "white")
-    on_white.alpha_composite(with_alpha)
-    return on_white.convert("RGB")
-
-
-def _eight_bits(image: Image.Image, top: float) -> np.ndarray:
-    values = np.asarray(image)
-    if image.mode == "F":
-        values = np.fmax(values, 0)  # of a NaN and 0, the 0
-        # Floats carry no range of their own: up to 1 they are fractions of white, beyond it pixel values.
-        values = np.rint(values * 255 if top <= 1 else values)
-    elif image.mode != "I" or top > 255:
-        values = values >> 8
-    return np.asarray(np.clip(values, 0, 255), dtype=np.uint8)
+    return Image.alpha_composite(Image.new("RGBA", strip.size, "white"), with_alpha).convert("RGB")
 
 
 def upright(image: Image.Image, *, in_place: bool = False) -> Image.Image:

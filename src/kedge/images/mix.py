@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kedge.errors import ConfigError
-from kedge.images.functional import box_mask, uniform
+from kedge.images.augment import box_mask, uniform
 
 __all__ = ["Mixed", "Mixing", "cutmix", "mixup"]
 
@@ -22,7 +22,7 @@ class Mixed(NamedTuple):
     weights: Tensor
 
 
-def cutmix(images: Tensor, others: Tensor, shares: Tensor, centre_y: Tensor, centre_x: Tensor) -> tuple[Tensor, Tensor]:
+def cutmix(images: Tensor, others: Tensor, shares: Tensor, center_y: Tensor, center_x: Tensor) -> tuple[Tensor, Tensor]:
     """Put a rectangle of ``others[i]`` into each image, around a centre and cut off at the edge; the share that stays.
 
     The rectangle has the image's proportions and, uncut, shares[i] of its area, rounded down to whole pixels.
@@ -30,9 +30,9 @@ def cutmix(images: Tensor, others: Tensor, shares: Tensor, centre_y: Tensor, cen
     height, width = images.shape[-2:]
     side = shares.sqrt() / 2
     half_y, half_x = (side * height).long(), (side * width).long()
-    top, bottom = (centre_y - half_y).clamp(min=0), (centre_y + half_y).clamp(max=height)
-    left, right = (centre_x - half_x).clamp(min=0), (centre_x + half_x).clamp(max=width)
-    mixed = torch.where(box_mask((height, width), top, bottom, left, right), others, images)
+    top, bottom = (center_y - half_y).clamp(min=0), (center_y + half_y).clamp(max=height)
+    left, right = (center_x - half_x).clamp(min=0), (center_x + half_x).clamp(max=width)
+    mixed = torch.where(box_mask(images, top, bottom, left, right), others, images)
     return mixed, 1 - (bottom - top) * (right - left) / (height * width)
 
 
@@ -86,7 +86,7 @@ class Mixing:
         if self.mixup:
             images, weights = mixup(images, others, torch.where(both & ~cut, shares, 0))
         if self.cutmix:
-            centre_y, centre_x = (y * height).long(), (x * width).long()
-            images, left = cutmix(images, others, torch.where(cut, shares, 0), centre_y, centre_x)
+            center_y, center_x = (y * height).long(), (x * width).long()
+            images, left = cutmix(images, others, torch.where(cut, shares, 0), center_y, center_x)
             weights = weights * left
         return Mixed(images, partners, weights)

@@ -43,15 +43,15 @@ class Preprocessing:
             raise ConfigError(f"size must be a number of pixels from 1 to {MAX_SIDE}, or None, not {self.size}.")
         if self.scale <= 0:
             raise ConfigError(f"scale must be positive, not {self.scale}.")
-        if (self.mean is None) != (self.std is None):
-            raise ConfigError("mean and std must be given together: one value per channel each, or neither.")
-        if self.mean is not None and self.std is not None:
-            if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
-                raise ConfigError(
-                    f"mean and std must hold 3 values each, std positive; found {self.mean} and {self.std}."
-                )
-            object.__setattr__(self, "mean", tuple(float(value) for value in self.mean))
-            object.__setattr__(self, "std", tuple(float(value) for value in self.std))
+        if self.mean is None and self.std is None:
+            return
+        mean, std = (tuple(map(float, values or ())) for values in (self.mean, self.std))
+        if len(mean) != 3 or len(std) != 3 or min(std) <= 0:
+            raise ConfigError(
+                f"mean and std must hold 3 values each, std positive, or be None; found {mean} and {std}."
+            )
+        object.__setattr__(self, "mean", mean)
+        object.__setattr__(self, "std", std)
 
     def to_pixels(self, image: Image.Image) -> np.ndarray:
         """The image's centre as uint8, 3 x size x size: the shorter side fills the output, antialiased."""

@@ -12,34 +12,32 @@ from functools import cache
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from kedge.images.functional import from_center, grayscale, sample_nearest
-
-__all__ = ["BINS", "OPERATIONS", "choose", "trivial_augment"]
+__all__ = ["BINS", "OPERATIONS", "choose", "from_center", "gather_pixels", "grayscale", "trivial_augment"]
 
 BINS = 31
 """How many magnitudes an operation has."""
+_NUDGE = 1e-4
 
-_MOVES = ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate")
-_LEVELS = ("Brightness", "Contrast", "Posterize", "Solarize", "AutoContrast", "Equalize")
-_BLENDS = ("Color", "Sharpness")
-OPERATIONS = ("Identity", *_MOVES, *_LEVELS, *_BLENDS)
-
+OPERATIONS = (
+    *("Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate"),
+    *("Brightness", "Contrast", "Posterize", "Solarize", "AutoContrast", "Equalize", "Color", "Sharpness"),
+)
 # The parameters of the three steps, and the value of each that leaves an image as it is.
-_MOVE = {"cos": 1.0, "sin": 0.0, "shear_x": 0.0, "shear_y": 0.0, "shift_x": 0.0, "shift_y": 0.0}
-_LEVEL = {
+_NEUTRAL = {
+    **{"cos": 1.0, "sin": 0.0, "shear_x": 0.0, "shear_y": 0.0, "shift_x": 0.0, "shift_y": 0.0},
     "factor": 1.0,  # levels are multiplied with this,
     "mean": 0.0,  # and so much of the mean grey is added
     "step": 1.0,  # levels are rounded down to a multiple of this
     "threshold": 256.0,  # levels from here on are inverted
     "stretch": 0.0,  # 1: the levels found are spread over all
     "equalize": 0.0,  # 1: so that all are about equally frequent
-}
-_BLEND = {
-    "colour": 1.0,  # pixels are multiplied with this,
+    "color": 1.0,  # pixels are multiplied with this,
     "grey": 0.0,  # and so much of the grey image is added
     "blur": 0.0,  # so much of the difference to the blurred image is added
 }
+_PER_STEP = (6, 6, 3)
 
 
 def choose(draws: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -47,34 +45,28 @@ def choose(draws: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return (draws[0] * len(OPERATIONS)).long(), (draws[1] * BINS).long(), draws[2] < 0.5
 
 
-def trivial_augment(
-    images: Tensor, operations: Tensor, bins: Tensor, negative: Tensor, *, sort: bool = False
-) -> Tensor:
+def trivial_augment(images: Tensor, operations: Tensor, bins: Tensor, negative: Tensor) -> Tensor:
     """Change uint8 images, image i by OPERATIONS[operations[i]] with the magnitude of bins[i].
 
-    ``negative`` turns the magnitude's sign, for the operations that have one. ``sort`` takes every image through
-    the step that concerns it only: less work, at the price of a synchronisation.
+    ``negative`` turns the magnitude's sign, for the operations that have one.
     """
     params = _choices(images.device)[(operations * BINS + bins) * 2 + negative]
-    parts = torch.split(params, [len(_MOVE), len(_LEVEL), len(_BLEND)], dim=1)
-    for step, part, names in zip((_move, _look_up, _blend), parts, (_MOVES, _LEVELS, _BLENDS), strict=True):
-        if sort:
-            first, last = OPERATIONS.index(names[0]), OPERATIONS.index(names[-1])
-            rows = ((operations >= first) & (operations <= last)).nonzero()[:, 0]
-            images = images.index_copy(0, rows, step(images[rows], part[rows]))
-        else:
-            images = step(images, part)
-    return images
+    move, level, blend = params.split(_PER_STEP, dim=1)
+    return _blend(_look_up(_move(images, move), level), blend)
 
 
 def _move(images: Tensor, params: Tensor) -> Tensor:
-    """Shear about the corner, rotate about the centre, or shift."""
+    """Shear about the corner, rotate about the centre, or shift: each pixel is the nearest one, zero outside."""
     height, width = images.shape[-2:]
     x, y = from_center(images)
     cos, sin, shear_x, shear_y, shift_x, shift_y = params.T[:, :, None, None]
     from_x = cos * x + sin * y + shear_x * (y + height / 2) - shift_x
     from_y = cos * y - sin * x + shear_y * (x + width / 2) - shift_y
-    return sample_nearest(images, from_x, from_y)
+    # One pixel of zeros around the image stands for all that lies outside. Half way between two pixels (a diagonal
+    # of a square turned by 45 degrees, say) the nudge decides, and not how the device rounds.
+    rows = (from_y + (height / 2 + 1 + _NUDGE)).clamp_(0, height + 1).long()
+    columns = (from_x + (width / 2 + 1 + _NUDGE)).clamp_(0, width + 1).long()
+    return gather_pixels(images, rows, columns, padding=1)
 
 
 def _look_up(images: Tensor, params: Tensor) -> Tensor:
@@ -111,9 +103,9 @@ def _equalized(places: Tensor, levels: Tensor) -> Tensor:
 
 def _blend(images: Tensor, params: Tensor) -> Tensor:
     """Towards the grey image or away from it, or the blurred one."""
-    colour, grey_share, blur_share = params.T[:, :, None, None, None]
+    color, grey_share, blur_share = params.T[:, :, None, None, None]
     pixels = images.float()
-    blended = torch.addcmul(pixels * colour, grayscale(pixels).floor_(), grey_share)
+    blended = torch.addcmul(pixels * color, grayscale(pixels).floor_(), grey_share)
     if min(images.shape[-2:]) >= 3:  # the edge is not blurred: nothing is left of a smaller image
         inner = pixels[..., 1:-1, 1:-1]
         # The mean of a pixel, counted five times, and its eight neighbours; sums of whole numbers are exact.
@@ -132,9 +124,8 @@ def _choices(device: torch.device) -> Tensor:
 
 @cache
 def _table(device: torch.device) -> Tensor:
-    """What every operation, bin and sign asks for: a row of values for each."""
-    neutral = _MOVE | _LEVEL | _BLEND
-    rows = [neutral | _parameters(name, bin_, sign) for name in OPERATIONS for bin_ in range(BINS) for sign in (1, -1)]
+    """The parameters of every operation, bin and sign: a row of values for each."""
+    rows = [_NEUTRAL | _parameters(name, bin_, sign) for name in OPERATIONS for bin_ in range(BINS) for sign in (1, -1)]
     return torch.tensor([list(row.values()) for row in rows]).to(device, non_blocking=True)
 
 
@@ -155,6 +146,29 @@ def _parameters(name: str, bin_: int, sign: int) -> dict[str, float]:
         "Solarize": {"threshold": 255 * torch.linspace(1, 0, BINS)[bin_].item()},
         "AutoContrast": {"stretch": 1.0},
         "Equalize": {"equalize": 1.0},
-        "Color": {"colour": 1 + magnitude, "grey": -magnitude},
+        "Color": {"color": 1 + magnitude, "grey": -magnitude},
         "Sharpness": {"blur": -magnitude},
     }.get(name, {})
+
+
+def gather_pixels(images: Tensor, rows: Tensor, columns: Tensor, padding: int) -> Tensor:
+    """Image i's pixels at rows[i] and columns[i], which broadcast to H x W, once it is padded with zeros."""
+    images = F.pad(images, (padding, padding, padding, padding))
+    count, channels, _, width = images.shape
+    positions = rows * width + columns
+    index = positions.flatten(1)[:, None].expand(count, channels, -1)
+    return images.flatten(2).gather(2, index).view(count, channels, *positions.shape[1:])
+
+
+def from_center(images: Tensor) -> tuple[Tensor, Tensor]:
+    """The columns (W) and rows (H x 1) of the pixels, counted from the centre of the image."""
+    y, x = (
+        torch.arange(side, device=images.device, dtype=torch.float32) - (side - 1) / 2 for side in images.shape[-2:]
+    )
+    return x, y[:, None]
+
+
+def grayscale(images: Tensor) -> Tensor:
+    """How bright each pixel looks, as one channel of floats."""
+    red, green, blue = images.unbind(dim=1)
+    return (0.2989 * red).add_(green, alpha=0.587).add_(blue, alpha=0.114)[:, None]

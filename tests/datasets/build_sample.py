@@ -1,6 +1,6 @@
 """Rebuilds the bundled sample from Fashion-MNIST, which torchvision downloads into a folder if need be.
 
-python -m kedge.datasets.build_sample FOLDER src/kedge/datasets/sample
+python tests/datasets/build_sample.py FOLDER src/kedge/datasets/sample
 """
 
 from __future__ import annotations
