@@ -125,7 +125,7 @@ def _are_same(stored: Anchors | None, anchors: Anchors) -> bool:
 
 def _build_segment(uri: str, version: int, name: str, anchors: Anchors, by_label: bool, fragment: int) -> Any:
     """Index a fragment (a million rows, once they are joined), on a worker; what the driver has to commit."""
-    dataset = lance.dataset(uri, version=version)
+    dataset: Any = lance.dataset(uri, version=version)
     chosen = [dataset.get_fragment(fragment)]
 
     def assign() -> Iterator[pa.RecordBatch]:
