@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kedge.deps import require
 from kedge.errors import ConfigError, GalleryError, KedgeError
@@ -38,12 +38,11 @@ def connect(address: str | None = None, workers: int | None = None) -> Iterator[
     require("lance_ray", extra="scale", purpose="A Ray cluster")
     with ExitStack() as stack:
         if not ray.is_initialized():
-            address = address or os.environ.get("RAY_ADDRESS")
             folder = stack.enter_context(TemporaryDirectory(prefix="kedge-ray-", ignore_cleanup_errors=True))
             stack.callback(ray.shutdown)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # Ray's, of releases to come, and Lance's, of the processes it starts
-                _join(address) if address else _start(folder, workers)
+                _init(address or os.environ.get("RAY_ADDRESS") or None, workers, folder)
         for library in ("ray.data", "lance_ray"):
             logging.getLogger(library).setLevel(logging.ERROR)
         resources = ray.cluster_resources()
@@ -51,38 +50,33 @@ def connect(address: str | None = None, workers: int | None = None) -> Iterator[
             yield Cluster(max(1, int(resources.get("CPU", 0))), int(resources.get("GPU", 0)))
 
 
-def _join(address: str) -> None:
+def _init(address: str | None, workers: int | None, folder: str) -> None:
+    """Join the cluster at an address, or start one that keeps its files in a folder."""
     import ray
 
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     try:
+        if address is None:
+            ray.init(
+                address="local",
+                num_cpus=workers or len(os.sched_getaffinity(0)),
+                object_store_memory=_OBJECT_STORE,
+                include_dashboard=False,
+                _temp_dir=folder,
+                # A worker takes seconds to start: one that waits for its next chunk is not to be stopped after one.
+                _system_config={"idle_worker_killing_time_threshold_ms": 60_000},
+                **options,
+            )
+            return
         if address != "auto":
             # Ray itself would go on asking for ever.
             host, _, port = address.rpartition("/")[2].rpartition(":")
             socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(address=address, **options)
     except (OSError, RuntimeError, ValueError) as error:
-        raise ConfigError(
-            f"No Ray cluster answers at {address}: check --address, or leave it out to start one on this machine."
-        ) from error
-
-
-def _start(folder: str, workers: int | None) -> None:
-    import ray
-
-    try:
-        ray.init(
-            address="local",
-            num_cpus=workers or len(os.sched_getaffinity(0)),
-            object_store_memory=_OBJECT_STORE,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            _temp_dir=folder,
-            # A worker takes seconds to start: one that waits for its next chunk is not to be stopped after one.
-            _system_config={"idle_worker_killing_time_threshold_ms": 60_000},
-        )
-    except (OSError, RuntimeError, ValueError) as error:
-        raise ConfigError(f"Ray could not be started on this machine: {first_line(error)}") from error
+        joining = f"No Ray cluster answers at {address}: check --address, or leave it out to start one on this machine."
+        starting = f"Ray could not be started on this machine: {first_line(error)}"
+        raise ConfigError(starting if address is None else joining) from error
 
 
 @contextmanager

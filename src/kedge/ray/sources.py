@@ -165,16 +165,12 @@ class ParquetShard(Shard):
         with system.open_input_file(path) as stream:
             for batch in pq.ParquetFile(stream).iter_batches(CHUNK, row_groups=[self.group], columns=self.columns):
                 for row in batch.to_pylist():
-                    yield _parquet_item(next(paths), row)
-
-
-def _parquet_item(path: str, row: dict[str, Any]) -> Item:
-    row.pop("path", None)
-    label = row.pop("label", None)
-    content = row.pop("image") if "image" in row else Path(path)
-    if isinstance(content, dict):  # as the datasets of Hugging Face have it
-        content = content.get("bytes")
-    return Item(path, content, None if label is None else str(label), row)
+                    name, label = next(paths), row.pop("label", None)
+                    content = row.pop("image", Path(name))
+                    if isinstance(content, dict):  # as the datasets of Hugging Face have it
+                        content = content.get("bytes")
+                    row.pop("path", None)
+                    yield Item(name, content, None if label is None else str(label), row)
 
 
 def _list_parquet(files: Sequence[str]) -> Listing:
@@ -227,28 +223,20 @@ def _check_columns(file: str, schema: pa.Schema, metadata: dict[str, pa.DataType
 # ---------------------------------------------------------------------- WebDataset
 
 
-class Sample(NamedTuple):
-    """An image in a tar file, from `offset` on, and its label."""
-
-    name: str
-    offset: int
-    size: int
-    label: str | None
-
-
 @dataclass(frozen=True)
 class TarShard(Shard):
-    """Samples of a WebDataset shard."""
+    """Images of a WebDataset shard, with their places in it: offset and size in bytes."""
 
+    labels: list[str | None]
     file: str
-    samples: list[Sample]
+    spans: list[tuple[int, int]]
 
     def items(self) -> Iterator[Item]:
         """Each is read from its offset."""
         system, path = filesystem_of(self.file)
         with system.open_input_file(path) as stream:
-            for name, sample in zip(self.paths, self.samples, strict=True):
-                yield Item(name, stream.read_at(sample.size, sample.offset), sample.label, {})
+            for name, label, (offset, size) in zip(self.paths, self.labels, self.spans, strict=True):
+                yield Item(name, stream.read_at(size, offset), label, {})
 
 
 def _list_tar(files: Sequence[str]) -> Listing:
@@ -256,14 +244,14 @@ def _list_tar(files: Sequence[str]) -> Listing:
     first = 0
     for file, samples in zip(files, map_files(_read_samples, files), strict=True):
         for start in range(0, len(samples), CHUNK):
-            chunk = samples[start : start + CHUNK]
-            shards.append(TarShard(first, [f"{file}#{sample.name}" for sample in chunk], file, chunk))
-            first += len(chunk)
+            paths, labels, spans = map(list, zip(*samples[start : start + CHUNK], strict=True))
+            shards.append(TarShard(first, paths, labels, file, spans))
+            first += len(paths)
     return Listing(shards)
 
 
-def _read_samples(file: str) -> list[Sample]:
-    """The images of a tar file: members that share a name up to its first dot belong together."""
+def _read_samples(file: str) -> list[tuple[str, str | None, tuple[int, int]]]:
+    """Name, label and place of the images of a tar file: members with one name up to its first dot belong together."""
     members: dict[str, dict[str, tarfile.TarInfo]] = {}
     samples = []
     system, path = filesystem_of(file)
@@ -278,15 +266,13 @@ def _read_samples(file: str) -> list[Sample]:
         except tarfile.TarError as error:
             raise DataError(f"{file} is no .tar shard, or damaged.") from error
         for by_suffix in members.values():
-            image = next((member for suffix, member in by_suffix.items() if suffix in EXTENSIONS), None)
-            if image is None:
-                continue
-            label = None
-            for ending in _LABELS:
-                if label_file := by_suffix.get(ending):
-                    label = _parse_label(stream.read_at(label_file.size, label_file.offset_data), ending)
-                    break
-            samples.append(Sample(image.name, image.offset_data, image.size, label))
+            labels = (
+                _parse_label(stream.read_at(by_suffix[suffix].size, by_suffix[suffix].offset_data), suffix)
+                for suffix in _LABELS
+                if suffix in by_suffix
+            )
+            for image in [member for suffix, member in by_suffix.items() if suffix in EXTENSIONS][:1]:
+                samples.append((f"{file}#{image.name}", next(labels, None), (image.offset_data, image.size)))
     return samples
 
 
