@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import json
 import sys
 from http import HTTPStatus
 from typing import Any
@@ -17,7 +16,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from kedge.serving.metrics import Metrics
-from kedge.serving.security import SAFE_HEADERS
+from kedge.serving.security import SAFE_HEADERS, error_response
 from kedge.serving.settings import Settings
 
 __all__ = ["Connection", "ConnectionLimiter"]
@@ -76,7 +75,7 @@ class Connection(H11Protocol):
         if self._limiter.admit(self):
             self._watch()
         else:
-            self._close_with(HTTPStatus.SERVICE_UNAVAILABLE, _BUSY)
+            self._close(_error(HTTPStatus.SERVICE_UNAVAILABLE, _BUSY))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Make room."""
@@ -116,21 +115,12 @@ class Connection(H11Protocol):
         """Close the connection, with a sentence if a request has begun that is not being answered yet."""
         has_begun = self.conn.their_state is not h11.IDLE or bool(self.conn.trailing_data[0])
         is_answered = self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE)
-        if has_begun and not is_answered:
-            self._close_with(status, sentence)
-        else:
-            self._end()  # browsers open connections ahead of need, which must not find an answer there
+        # Browsers open connections ahead of need, which must not find an answer there.
+        self._close(_error(status, sentence) if has_begun and not is_answered else b"")
 
-    def _close_with(self, status: HTTPStatus, sentence: str) -> None:
-        body = json.dumps({"error": sentence}).encode()
-        own = {"Content-Type": "application/json", "Cache-Control": "no-store", "Connection": "close"}
-        headers = SAFE_HEADERS | own | {"Content-Length": str(len(body))}
-        lines = [f"HTTP/1.1 {status.value} {status.phrase}", *(f"{name}: {value}" for name, value in headers.items())]
-        self.transport.write("\r\n".join([*lines, "", ""]).encode() + body)
-        self._end()
-
-    def _end(self) -> None:
+    def _close(self, answer: bytes) -> None:
         """Close it, without waiting for somebody who does not read."""
+        self.transport.write(answer)
         if self.transport.get_write_buffer_size():
             self.transport.abort()
         else:
@@ -155,6 +145,15 @@ class Connection(H11Protocol):
         self._limiter.metrics.dropped.inc()
         self._limiter.release(self)
         self.refuse(HTTPStatus.REQUEST_TIMEOUT, _SLOW)
+
+
+def _error(status: HTTPStatus, sentence: str) -> bytes:
+    """A whole answer, for a connection that the application knows nothing of."""
+    response = error_response(status, sentence)
+    response.headers.update(SAFE_HEADERS | {"Cache-Control": "no-store", "Connection": "close"})
+    lines = [b"HTTP/1.1 %d %s" % (status.value, status.phrase.encode())]
+    lines += [b"%s: %s" % header for header in response.raw_headers]
+    return b"\r\n".join([*lines, b"", bytes(response.body)])
 
 
 def _raise_file_limit(count: int) -> int:

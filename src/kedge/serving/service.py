@@ -139,8 +139,6 @@ class Service:
         """The embedding of an item."""
         try:
             return catalogue.vector(id)
-        except KeyError:
-            raise HTTPException(HTTPStatus.NOT_FOUND, f"There is no item {id}.") from None
         except DamagedLists:
             return self.gallery.vector(id)  # the search that follows has the lists rebuilt
 
