@@ -79,7 +79,7 @@ def model() -> Model:
 
 @pytest.fixture(scope="session")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return _draw_many(tmp_path_factory.mktemp("source") / "photos", 360)
+    return _draw_many(tmp_path_factory.mktemp("source") / "photos", 120)
 
 
 @pytest.fixture(scope="session")

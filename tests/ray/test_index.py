@@ -112,14 +112,14 @@ def test_the_driver_is_killed(
     done = next(int(line) for line in process.stdout if line.strip().isdigit() and int(line))
     process.kill()
     process.wait()
-    assert 0 < done < 362
+    assert 0 < done < 122
     assert len(Gallery.open(gallery.path)) == 0
     # What another writer does meanwhile takes nothing from what is finished.
     gallery.remove(gallery.add([photos / "c0" / "00003.jpg"]))
     kept: list[int] = []
     added = index_with_ray(gallery, photos, progress=lambda one: kept.append(one.done))
     assert kept[0] >= done
-    assert (len(added), len(added.skipped), added[0]) == (360, 2, 0)
+    assert (len(added), len(added.skipped), added[0]) == (120, 2, 0)
     assert_same(gallery, local)
 
 
@@ -180,7 +180,7 @@ def test_a_worker_and_a_node_are_killed(
         cluster.remove_node(lost, allow_graceful=False)
         cluster.add_node(num_cpus=1, include_dashboard=False)
     assert len(killed) == 2
-    assert (len(added), added.present, len(added.skipped)) == (360, 0, 2)
+    assert (len(added), added.present, len(added.skipped)) == (120, 0, 2)
     assert_same(gallery, local)
 
 

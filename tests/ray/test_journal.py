@@ -15,11 +15,11 @@ def one(gallery: Gallery, first: int, files: list[Path]) -> Entry:
     """A chunk through all stages, in this process."""
     model = gallery.model
     assert model is not None
-    work = Task(FileShard(0, [str(file) for file in files], ["a"] * len(files)), {}, "state", frozenset())
+    work = Task(FileShard(0, [str(file) for file in files], ["a"] * len(files)), {})
     [rows] = Decoder(first, model.preprocessing, gallery.thumbnails)(pack(work))
     embedder = Embedder.__new__(Embedder)
     embedder._model = model
-    [entry] = unpack(Writer(gallery.location, gallery.dim, first)(embedder(rows)))
+    entry = unpack(Writer(gallery.location, gallery.dim, first)(embedder(rows)))
     assert isinstance(entry, Entry)
     return entry
 
@@ -30,7 +30,7 @@ def test_written_twice_is_there_once(gallery: Gallery, photos: Path) -> None:
     journal.begin("digest", 7)
     twice = [one(gallery, 7, files) for _ in range(2)]
     assert twice[0].files != twice[1].files
-    entries = journal.entries(lambda start: "state")
+    entries = journal.entries()
     assert list(entries) == [0]
     assert entries[0].ids == [7, 8, 9, 10, 11]
     with gallery.writing() as record:
@@ -43,14 +43,13 @@ def test_what_no_longer_holds_is_not_taken(gallery: Gallery, photos: Path) -> No
     journal.begin("digest", 0)
     entry = one(gallery, 0, sorted((photos / "c0").iterdir())[:3])
     assert Journal(str(gallery.path)).resume("digest", 1)
-    assert journal.entries(lambda start: "state") == {0: entry}
-    assert journal.entries(lambda start: "the record has changed") == {}
-    assert Journal(str(gallery.path), first=1).entries(lambda start: "state") == {}
+    assert journal.entries() == {0: entry}
+    assert Journal(str(gallery.path), first=1).entries() == {}
     (gallery.path / "journal" / "0" / "000000000999.json").write_text('{"start": 99')
-    assert journal.entries(lambda start: "state") == {0: entry}
+    assert journal.entries() == {0: entry}
     [data] = [gallery.path / "record.lance" / "data" / name for name in entry.files]
     data.unlink()
-    assert journal.entries(lambda start: "state") == {}
+    assert journal.entries() == {}
 
 
 @pytest.mark.parametrize("left", ["another listing", "perhaps committed", "half a plan"])

@@ -66,7 +66,7 @@ def test_shards(pictures: list[Path], tmp_path: Path) -> None:
 
 
 def test_parquet(pictures: list[Path], tmp_path: Path) -> None:
-    contents = [picture.read_bytes() for picture in pictures] * 2
+    contents = [picture.read_bytes() for picture in pictures] * 5
     count = len(contents)
     numbers = list(range(count))
     whole = pa.table({"image": contents, "label": [n % 3 for n in numbers], "size": numbers})
@@ -106,8 +106,8 @@ def test_parquet_through_all_stages(gallery: Gallery, model: Model, pictures: li
     with gallery.writing() as writer:
         writer.add_columns({"size": pa.array([], pa.int64())})
         shards = list_source(tmp_path / "a.parquet").shards
-        chunks = [chunk for shard in shards for chunk in decode(pack(Task(shard, {}, "state", frozenset())))]
-        entries = [unpack(write(embedder(chunk)))[0] for chunk in chunks]
+        chunks = [chunk for shard in shards for chunk in decode(pack(Task(shard, {})))]
+        entries = [unpack(write(embedder(chunk))) for chunk in chunks]
         writer.commit([fragment for entry in entries for fragment in entry.fragments])
     added = [id for entry in entries for id in entry.ids]
     assert (len(shards), added) == (2, list(range(40)))

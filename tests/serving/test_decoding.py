@@ -165,7 +165,7 @@ def test_slow_uploads_and_slow_thumbnails_keep_nobody_else_waiting(
     pictures: Path, query: Query, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batching, "_PROGRAM", PROGRAM)
-    settings = Settings(decode_seconds=6, images=(pictures.parent,))
+    settings = Settings(decode_seconds=4, images=(pictures.parent,))
     with TestClient(create_app(pictures, settings), base_url="http://localhost") as client:
         ids = [item["id"] for item in client.get("/api/v1/items").json()["items"]]
         kind = {"Content-Type": "image/png"}

@@ -53,8 +53,11 @@ def address(built: Path, serving_in_thread: Serving) -> Iterator[str]:
         yield server.url
 
 
-@pytest.fixture
-def own_address(own_gallery: Path, serving_in_thread: Serving, key: str) -> Iterator[str]:
+@pytest.fixture(scope="module")
+def own_address(
+    built: Path, serving_in_thread: Serving, key: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    own_gallery = Path(shutil.copytree(built, tmp_path_factory.mktemp("own") / "gallery"))
     with serving_in_thread(own_gallery, writable=True, key=key) as server:
         yield server.url
 

@@ -17,7 +17,7 @@ from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 OPERATIONS = 14
-COUNTS = [pytest.param(200, id="200"), pytest.param(5000, id="5000", marks=pytest.mark.soak)]
+COUNTS = [pytest.param(100, id="100"), pytest.param(5000, id="5000", marks=pytest.mark.soak)]
 
 
 @pytest.fixture(scope="module", params=["read only", "writable"])

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from lance.fragment import FragmentMetadata
 
 from kedge.io import Folder
+from kedge.ray.sources import map_files
 
 __all__ = ["Entry", "Journal"]
 
 _FOLDER = "journal"
 _PLAN = f"{_FOLDER}/plan.json"
-_READERS = 16
 
 
 @dataclass
@@ -24,14 +22,12 @@ class Entry:
     """The result for one chunk of images, the first of which is `start` in the listing."""
 
     start: int
-    count: int
-    state: str
-    """What the table held of these images before: with another state, the chunk is processed again."""
     ids: list[int] = field(default_factory=list)
     replaced: list[int] = field(default_factory=list)
     skipped: list[tuple[str, str]] = field(default_factory=list)
     present: int = 0
     written: list[dict[str, Any]] = field(default_factory=list)
+    """Its rows, as Lance's metadata of fragments."""
 
     @property
     def fragments(self) -> list[FragmentMetadata]:
@@ -42,11 +38,6 @@ class Entry:
     def files(self) -> set[str]:
         """The data files of the table that hold them."""
         return {file["path"] for fragment in self.written for file in fragment["files"]}
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Entry:
-        """The entry that was written as `asdict` of it."""
-        return cls(**{**values, "skipped": [(path, reason) for path, reason in values["skipped"]]})
 
 
 class Journal:
@@ -62,7 +53,7 @@ class Journal:
 
     def resume(self, digest: str, version: int) -> bool:
         """Whether there is a plan for this listing that was not committed; it is taken up, any other is removed."""
-        plan = _parse(self._files.read(_PLAN))
+        plan = self._read(_PLAN)
         # A driver killed while it committed may have succeeded: then the table has another version by now.
         if plan.get("digest") == digest and plan["committing"] in (None, version):
             self.first = int(plan["first"])
@@ -80,28 +71,22 @@ class Journal:
         """Keep what a worker has finished; the same chunk finished twice is one entry."""
         self._files.write(f"{_FOLDER}/{self.first}/{entry.start:012d}.json", json.dumps(asdict(entry)).encode())
 
-    def entries(self, state_at: Callable[[int], str]) -> dict[int, Entry]:
-        """Finished chunks by their start: of images in the state they were in then, and with all files there."""
+    def entries(self) -> dict[int, Entry]:
+        """Finished chunks by their start, as far as all files of the table that they name are there."""
         folder = f"{_FOLDER}/{self.first}"
-        names = [name for name in self._files.names(folder) if name.endswith(".json")]
-        there = set(self._files.names("record.lance/data")) if names else set()
-        with ThreadPoolExecutor(_READERS) as pool:
-            contents = [
-                _parse(content) for content in pool.map(lambda name: self._files.read(f"{folder}/{name}"), names)
-            ]
-        entries = [Entry.from_json(content) for content in contents if content]
-        valid = [entry for entry in entries if state_at(entry.start) == entry.state and entry.files <= there]
-        return {entry.start: entry for entry in valid}
+        names = [f"{folder}/{name}" for name in self._files.names(folder) if name.endswith(".json")]
+        data_files = set(self._files.names("record.lance/data")) if names else set()
+        entries = [Entry(**values) for values in map_files(self._read, names) if values]
+        return {entry.start: entry for entry in entries if entry.files <= data_files}
 
     def remove(self) -> None:
         """Remove everything: it is committed, or of another run."""
         self._files.remove(_FOLDER)
 
-
-def _parse(content: bytes | None) -> dict[str, Any]:
-    """Nothing where a power cut left half of it."""
-    try:
-        values: dict[str, Any] = json.loads(content or b"{}")
-    except ValueError:
-        return {}
-    return values
+    def _read(self, name: str) -> dict[str, Any]:
+        """Nothing where a power cut left half of it."""
+        try:
+            values: dict[str, Any] = json.loads(self._files.read(name) or b"{}")
+        except ValueError:
+            return {}
+        return values

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, TypeVar
 
@@ -16,12 +17,12 @@ import pyarrow.parquet as pq
 from pyarrow.fs import FileSelector, FileType
 
 from kedge.errors import ConfigError, DataError
-from kedge.gallery.ingest import NOT_TEXT, Decoded, ExistingItem, decode, decode_file, is_text, list_with_labels
+from kedge.gallery.ingest import list_with_labels
 from kedge.gallery.schema import COLUMNS
-from kedge.images import EXTENSIONS, Preprocessing
+from kedge.images import EXTENSIONS
 from kedge.io import filesystem_of, is_url
 
-__all__ = ["CHUNK", "FileShard", "Item", "Listing", "ParquetShard", "Shard", "TarShard", "list_source"]
+__all__ = ["CHUNK", "FileShard", "Item", "Listing", "Shard", "list_source", "map_files"]
 
 T = TypeVar("T")
 CHUNK = 256
@@ -29,7 +30,7 @@ CHUNK = 256
 _LABELS = (".cls", ".txt", ".json")
 _OWN_COLUMNS = ("image", "path", "label")
 _READERS = 16
-"""Files whose metadata is read at a time."""
+"""Small files that are read at a time."""
 
 
 class Item(NamedTuple):
@@ -40,15 +41,14 @@ class Item(NamedTuple):
     label: str | None
     metadata: Mapping[str, Any]
 
-    def decode(self, existing: ExistingItem | None, preprocessing: Preprocessing, thumbnails: int) -> Decoded:
-        """Decode it for the encoder."""
-        if isinstance(self.content, Path):
-            return decode_file(self.content, existing, preprocessing, thumbnails)
-        if not is_text(self.path):
-            return Decoded(reason=NOT_TEXT)
+    def __str__(self) -> str:
+        return self.path
+
+    def read_bytes(self) -> bytes:
+        """The content of the image; an OSError where it cannot be read."""
         if self.content is None:
-            return Decoded(reason="There is no image in this row.")
-        return decode(self.content, existing, preprocessing, thumbnails)
+            raise OSError("There is no image in this row.")
+        return self.content if isinstance(self.content, bytes) else self.content.read_bytes()
 
 
 @dataclass(frozen=True)
@@ -62,23 +62,23 @@ class Shard(ABC):
     def items(self) -> Iterator[Item]:
         """Its images, in order."""
 
+    @property
+    def starts(self) -> range:
+        """The first image of each of its chunks."""
+        return range(self.first, self.first + len(self.paths), CHUNK)
+
     def chunks(self) -> Iterator[tuple[int, list[Item]]]:
-        """The same in chunks, each with the number of its first image."""
-        chunk: list[Item] = []
-        for number, item in enumerate(self.items(), start=self.first):
-            chunk.append(item)
-            if len(chunk) == CHUNK:
-                yield number + 1 - CHUNK, chunk
-                chunk = []
-        if chunk:
-            yield self.first + len(self.paths) - len(chunk), chunk
+        """Its images in chunks, each with the number of its first image."""
+        items = self.items()
+        for start in self.starts:
+            yield start, list(islice(items, CHUNK))
 
 
 @dataclass(frozen=True)
 class Listing:
     """All images of a source, in order, as shards."""
 
-    shards: list[Shard]
+    shards: Sequence[Shard]
     metadata: dict[str, pa.DataType] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -88,40 +88,39 @@ class Listing:
 def list_source(source: str | Path | Sequence[str | Path]) -> Listing:
     """The images of a source."""
     if not isinstance(source, (str, Path)):
-        return Listing(_file_shards(source))
-    name = str(source) if is_url(str(source)) else str(Path(source).expanduser())
-    files = _list_files(name)
-    if isinstance(files, Path):
-        return Listing(_file_shards(files))
-    if PurePosixPath(name).suffix.lower() in (".txt", ".lst"):
+        return _list_images(source)
+    is_local = not is_url(str(source))
+    name = str(Path(source).expanduser()) if is_local else str(source)
+    suffix = PurePosixPath(name).suffix.lower()
+    system, path = filesystem_of(name)
+    kind = system.get_file_info(path).type
+    if kind == FileType.NotFound:
+        raise DataError(f"{name} is not there: give a folder of images, or files that name or hold them.")
+    if kind == FileType.File and suffix in (".txt", ".lst"):
         lines = Path(name).read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-        return Listing(_file_shards([line.strip() for line in lines if line.strip()]))
-    for suffix, list_shards in ((".parquet", _list_parquet), (".tar", _list_tar)):
-        if matching := [file for file in files if file.lower().endswith(suffix)]:
+        return _list_images([line.strip() for line in lines if line.strip()])
+    if is_local and kind == FileType.File and suffix in EXTENSIONS:
+        return _list_images(name)
+    files = [name]
+    if kind == FileType.Directory:
+        root = path if is_local else name.rstrip("/")
+        inside = [file.base_name for file in system.get_file_info(FileSelector(path)) if file.type == FileType.File]
+        files = sorted(f"{root}/{file}" for file in inside)
+    for ending, list_shards in ((".parquet", _list_parquet), (".tar", _list_tar)):
+        matching = [file for file in files if file.lower().endswith(ending)]
+        # A folder of images may hold such a file, too.
+        if matching and not (is_local and kind == FileType.Directory and list_with_labels(name)[0]):
             return list_shards(matching)
+    if is_local and kind == FileType.Directory:
+        return _list_images(name)
     raise DataError(
         f"{name} is nothing that can be indexed: give a folder of images, a .txt file with their paths, "
         "Parquet files or .tar shards."
     )
 
 
-def _list_files(name: str) -> Path | list[str]:
-    """A local folder or image, or else the files at this place."""
-    system, path = filesystem_of(name)
-    info = system.get_file_info(path)
-    if info.type == FileType.NotFound:
-        raise DataError(f"{name} is not there: give a folder of images, or files that name or hold them.")
-    if info.type == FileType.File:
-        local = not is_url(name)
-        return Path(name) if local and Path(name).suffix.lower() in EXTENSIONS else [name]
-    inside = [file.path for file in system.get_file_info(FileSelector(path)) if file.type == FileType.File]
-    if is_url(name):
-        return sorted(f"{name.rstrip('/')}/{PurePosixPath(file).name}" for file in inside)
-    shards = sorted(file for file in inside if file.lower().endswith((".parquet", ".tar")))
-    return shards if shards and not list_with_labels(name)[0] else Path(name)
-
-
-def _map_files(read: Callable[[str], T], files: Sequence[str]) -> list[T]:
+def map_files(read: Callable[[str], T], files: Sequence[str]) -> list[T]:
+    """What is read of some files, several at a time."""
     with ThreadPoolExecutor(_READERS) as pool:
         return list(pool.map(read, files))
 
@@ -141,11 +140,11 @@ class FileShard(Shard):
             yield Item(path, Path(path), label, {})
 
 
-def _file_shards(source: str | Path | Sequence[str | Path]) -> list[Shard]:
+def _list_images(source: str | Sequence[str | Path]) -> Listing:
     files, labels = list_with_labels(source)
     paths = list(map(str, files))
     slices = [slice(first, first + CHUNK) for first in range(0, len(paths), CHUNK)]
-    return [FileShard(part.start, paths[part], labels[part]) for part in slices]
+    return Listing([FileShard(part.start, paths[part], labels[part]) for part in slices])
 
 
 # ---------------------------------------------------------------------- Parquet
@@ -166,51 +165,45 @@ class ParquetShard(Shard):
         with system.open_input_file(path) as stream:
             for batch in pq.ParquetFile(stream).iter_batches(CHUNK, row_groups=[self.group], columns=self.columns):
                 for row in batch.to_pylist():
-                    yield _parquet_item(next(paths), row)
-
-
-def _parquet_item(path: str, row: dict[str, Any]) -> Item:
-    row.pop("path", None)
-    label = row.pop("label", None)
-    content = row.pop("image") if "image" in row else Path(path)
-    if isinstance(content, dict):  # as the datasets of Hugging Face have it
-        content = content.get("bytes")
-    return Item(path, content, None if label is None else str(label), row)
+                    name, label = next(paths), row.pop("label", None)
+                    content = row.pop("image", Path(name))
+                    if isinstance(content, dict):  # as the datasets of Hugging Face have it
+                        content = content.get("bytes")
+                    row.pop("path", None)
+                    yield Item(name, content, None if label is None else str(label), row)
 
 
 def _list_parquet(files: Sequence[str]) -> Listing:
-    shards: list[Shard] = []
-    metadata: dict[str, pa.DataType] = {}
+    listing = Listing(shards := list[Shard]())
     first = 0
-    for file, (schema, groups, paths) in zip(files, _map_files(_read_footer, files), strict=True):
-        _check_columns(file, schema, metadata)
-        names = paths if paths is not None else [f"{file}#{row}" for row in range(sum(groups))]
-        start = 0
+    for file, (schema, groups, paths) in zip(files, map_files(_read_footer, files), strict=True):
+        _check_columns(file, schema, listing.metadata)
+        remaining = iter(paths)
         for group, count in enumerate(groups):
-            shards.append(ParquetShard(first, names[start : start + count], file, group, list(schema.names)))
-            first, start = first + count, start + count
-    return Listing(shards, metadata)
+            shards.append(ParquetShard(first, list(islice(remaining, count)), file, group, list(schema.names)))
+            first += count
+    return listing
 
 
-def _read_footer(file: str) -> tuple[pa.Schema, list[int], list[str] | None]:
-    """Columns, rows of each group and, if they have any, the paths of a Parquet file."""
+def _read_footer(file: str) -> tuple[pa.Schema, list[int], list[str]]:
+    """The columns, the rows of each group and the names of all images of a Parquet file."""
     system, path = filesystem_of(file)
     try:
         with system.open_input_file(path) as stream:
             opened = pq.ParquetFile(stream)
             groups = [opened.metadata.row_group(group).num_rows for group in range(opened.num_row_groups)]
             schema = opened.schema_arrow
-            has_paths = "path" in schema.names
-            paths = opened.read(columns=["path"]).column("path").to_pylist() if has_paths else None
+            paths: list[str | None] = [None] * sum(groups)
+            if "path" in schema.names:
+                paths = opened.read(columns=["path"]).column("path").to_pylist()
     except pa.ArrowInvalid as error:
         raise DataError(f"{file} is no Parquet file, or damaged.") from error
-    if paths is not None:
-        has_images = "image" in schema.names
-        paths = [
-            f"{file}#{row}" if path is None else path if has_images else str(Path(path).absolute())
-            for row, path in enumerate(paths)
-        ]
-    return schema, groups, paths
+    has_images = "image" in schema.names
+    names = [
+        f"{file}#{row}" if path is None else path if has_images else str(Path(path).absolute())
+        for row, path in enumerate(paths)
+    ]
+    return schema, groups, names
 
 
 def _check_columns(file: str, schema: pa.Schema, metadata: dict[str, pa.DataType]) -> None:
@@ -230,79 +223,66 @@ def _check_columns(file: str, schema: pa.Schema, metadata: dict[str, pa.DataType
 # ---------------------------------------------------------------------- WebDataset
 
 
-class Sample(NamedTuple):
-    """Where a tar file holds an image and its label: offset and size in bytes."""
-
-    image: tuple[int, int]
-    label: tuple[int, int] | None = None
-    suffix: str = ""
-
-
 @dataclass(frozen=True)
 class TarShard(Shard):
-    """Samples of a WebDataset shard."""
+    """Images of a WebDataset shard, with their places in it: offset and size in bytes."""
 
+    labels: list[str | None]
     file: str
-    samples: list[Sample]
+    spans: list[tuple[int, int]]
 
     def items(self) -> Iterator[Item]:
         """Each is read from its offset."""
         system, path = filesystem_of(self.file)
         with system.open_input_file(path) as stream:
-            for name, sample in zip(self.paths, self.samples, strict=True):
-                label = None
-                if sample.label is not None:
-                    label = _parse_label(stream.read_at(sample.label[1], sample.label[0]), sample.suffix)
-                yield Item(name, stream.read_at(sample.image[1], sample.image[0]), label, {})
-
-
-def _parse_label(content: bytes, suffix: str) -> str | None:
-    text = content.decode("utf-8", "replace").strip()
-    if suffix == ".json":
-        try:
-            label = json.loads(text)
-        except ValueError:
-            return None
-        label = label.get("label") if isinstance(label, dict) else label
-        return None if label is None else str(label)
-    return text or None
+            for name, label, (offset, size) in zip(self.paths, self.labels, self.spans, strict=True):
+                yield Item(name, stream.read_at(size, offset), label, {})
 
 
 def _list_tar(files: Sequence[str]) -> Listing:
     shards: list[Shard] = []
     first = 0
-    for file, samples in zip(files, _map_files(_read_samples, files), strict=True):
+    for file, samples in zip(files, map_files(_read_samples, files), strict=True):
         for start in range(0, len(samples), CHUNK):
-            names, offsets = zip(*samples[start : start + CHUNK], strict=True)
-            shards.append(TarShard(first, [f"{file}#{name}" for name in names], file, list(offsets)))
-            first += len(names)
+            paths, labels, spans = map(list, zip(*samples[start : start + CHUNK], strict=True))
+            shards.append(TarShard(first, paths, labels, file, spans))
+            first += len(paths)
     return Listing(shards)
 
 
-def _read_samples(file: str) -> list[tuple[str, Sample]]:
-    """The images of a tar file: members that share a name up to its first dot belong together."""
+def _read_samples(file: str) -> list[tuple[str, str | None, tuple[int, int]]]:
+    """Name, label and place of the images of a tar file: members with one name up to its first dot belong together."""
     members: dict[str, dict[str, tarfile.TarInfo]] = {}
-    for member in _read_members(file):
-        path = PurePosixPath(member.name)
-        stem, dot, suffix = path.name.partition(".")
-        if member.isfile() and dot and stem:
-            members.setdefault(str(path.with_name(stem)), {}).setdefault(f".{suffix}".lower(), member)
     samples = []
-    for by_suffix in members.values():
-        image = next((member for suffix, member in by_suffix.items() if suffix in EXTENSIONS), None)
-        if image is None:
-            continue
-        suffix = next((suffix for suffix in _LABELS if suffix in by_suffix), "")
-        label = (by_suffix[suffix].offset_data, by_suffix[suffix].size) if suffix else None
-        samples.append((image.name, Sample((image.offset_data, image.size), label, suffix)))
-    return samples
-
-
-def _read_members(file: str) -> Iterator[tarfile.TarInfo]:
     system, path = filesystem_of(file)
     with system.open_input_file(path) as stream:
         try:
             with tarfile.open(fileobj=stream, mode="r:") as archive:
-                yield from archive
+                for member in archive:
+                    folder, _, name = member.name.rpartition("/")
+                    stem, dot, suffix = name.partition(".")
+                    if member.isfile() and dot and stem:
+                        members.setdefault(f"{folder}/{stem}", {}).setdefault(f".{suffix}".lower(), member)
         except tarfile.TarError as error:
             raise DataError(f"{file} is no .tar shard, or damaged.") from error
+        for by_suffix in members.values():
+            labels = (
+                _parse_label(stream.read_at(by_suffix[suffix].size, by_suffix[suffix].offset_data), suffix)
+                for suffix in _LABELS
+                if suffix in by_suffix
+            )
+            for image in [member for suffix, member in by_suffix.items() if suffix in EXTENSIONS][:1]:
+                samples.append((f"{file}#{image.name}", next(labels, None), (image.offset_data, image.size)))
+    return samples
+
+
+def _parse_label(content: bytes, suffix: str) -> str | None:
+    text = content.decode("utf-8", "replace").strip()
+    if suffix != ".json":
+        return text or None
+    try:
+        label = json.loads(text)
+    except ValueError:
+        return None
+    label = label.get("label") if isinstance(label, dict) else label
+    return None if label is None else str(label)

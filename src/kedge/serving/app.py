@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import cast
 
 import uvicorn
-from fastapi import Depends, FastAPI, Response
-from fastapi.responses import FileResponse
+from fastapi import Depends, FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, JSONResponse
 from fastapi.security import HTTPBearer
 from rich.console import Console
 from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.staticfiles import StaticFiles
 
 import kedge
-from kedge.errors import ConfigError
+from kedge.errors import ConfigError, GalleryError, ImageError, KedgeError
 from kedge.serving.connections import Connection, ConnectionLimiter
-from kedge.serving.errors import answer_errors, refuse_unknown_parameters
 from kedge.serving.metrics import Metrics
-from kedge.serving.routes import items, meta, search
+from kedge.serving.routes import items, meta, refuse_unknown_parameters, search
 from kedge.serving.schemas import Error
-from kedge.serving.security import API, SecurityMiddleware
+from kedge.serving.security import API, SecurityMiddleware, error_response
 from kedge.serving.service import Service
 from kedge.serving.settings import Settings
 
@@ -36,16 +39,8 @@ __all__ = ["create_app", "serve", "uvicorn_config"]
 _PAGE = Path(__file__).parent / "page"
 _GRACE_SECONDS = 30
 """How long requests in flight may take after the signal."""
-_LOGS = {
-    "version": 1,
-    "disable_existing_loggers": False,
-    "formatters": {"plain": {"format": "%(asctime)s %(levelname)s %(message)s"}},
-    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "plain"}},
-    "loggers": {
-        "uvicorn": {"handlers": ["stderr"], "level": "WARNING", "propagate": False},
-        "kedge.serving": {"handlers": ["stderr"], "level": "INFO", "propagate": False},
-    },
-}
+_FAILED = "The server failed: try again."
+_log = logging.getLogger(__name__)
 
 
 def create_app(gallery: str | Path, settings: Settings | None = None) -> FastAPI:
@@ -72,7 +67,7 @@ def create_app(gallery: str | Path, settings: Settings | None = None) -> FastAPI
         responses={"default": {"model": Error, "description": "What is wrong, in one sentence."}},
     )
     app.state.service = service
-    answer_errors(app)
+    _answer_errors(app)
     # The middleware asks for the key before anything is read; this only says so in the description.
     bearer = [Depends(HTTPBearer(auto_error=False))] if settings.key is not None else []
     checked = [Depends(refuse_unknown_parameters)]
@@ -114,6 +109,8 @@ def serve(gallery: str | Path, settings: Settings, *, host: str, port: int, gene
     if not settings.images and not app.state.service.gallery.thumbnails:
         console.print("The gallery keeps no thumbnails: --images FOLDER shows the image files below a folder.")
     console.print("Ctrl-C stops it.")
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("kedge.serving").setLevel(logging.INFO)
     # Uvicorn raises the signal that stopped it once more when it is done, which would end this process with an error.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
@@ -128,22 +125,51 @@ def uvicorn_config(app: FastAPI) -> uvicorn.Config:
         # Always h11, whose states the deadlines follow; nobody here speaks WebSocket.
         http=cast("type[asyncio.Protocol]", partial(Connection, ConnectionLimiter(service.settings, service.metrics))),
         ws="none",
+        log_config=None,
         log_level="warning",
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=_GRACE_SECONDS,
-        log_config=_LOGS,
     )
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    is_ipv6 = ":" in host
+    family = socket.AF_INET6 if is_ipv6 else socket.AF_INET
     try:
-        listening.bind((host, port))
+        return socket.create_server((host, port), family=family, dualstack_ipv6=is_ipv6 and socket.has_dualstack_ipv6())
     except (OSError, OverflowError) as error:
-        listening.close()
-        reason = getattr(error, "strerror", None) or error
+        reason = str(getattr(error, "strerror", None) or error).partition(" (while")[0]
         sentence = f"{host}:{port} cannot be listened on ({reason}): choose another --host or --port."
         raise ConfigError(sentence) from error
-    return listening
+
+
+def _answer_errors(app: FastAPI) -> None:
+    """Register handlers that turn every error into one sentence."""
+
+    @app.exception_handler(HTTPException)
+    async def refused(request: Request, error: HTTPException) -> JSONResponse:
+        status, sentence = HTTPStatus(error.status_code), error.detail
+        if sentence == status.phrase:  # the framework's own
+            own = {404: f"There is nothing at {request.url.path[:200]}.", 405: f"{request.method} cannot be done here."}
+            sentence = own.get(status, f"{status.phrase}.")
+        answer = error_response(status, sentence)
+        answer.headers.update(error.headers or {})
+        return answer
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        del request
+        first = error.errors()[0]
+        return error_response(422, f"{first['loc'][-1]}: {first['msg']}.")
+
+    @app.exception_handler(KedgeError)
+    async def expected(request: Request, error: KedgeError) -> JSONResponse:
+        if isinstance(error, ImageError):
+            return error_response(422, str(error))
+        # Other errors name files, which are nobody's business.
+        if isinstance(error, ConfigError):
+            return error_response(422, "This gallery cannot be asked for that.")
+        _log.error("%s %s: %s", request.method, request.url.path[:200], error)
+        busy = isinstance(error, GalleryError)
+        return error_response(503, "The gallery cannot be used at the moment: try again." if busy else _FAILED)

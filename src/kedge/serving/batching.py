@@ -8,13 +8,13 @@ import os
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from kedge.errors import ImageError
 from kedge.model import Model
@@ -23,7 +23,7 @@ from kedge.serving.metrics import Metrics
 __all__ = ["BatchedEncoder", "Decoders"]
 
 _PROGRAM = "from kedge.images.decoder import main; main()"
-_Request = tuple[Tensor, "asyncio.Future[np.ndarray]"]
+_Request = tuple[np.ndarray, "asyncio.Future[np.ndarray]"]
 
 
 class BatchedEncoder:
@@ -36,7 +36,7 @@ class BatchedEncoder:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="encoder")
         self._worker: asyncio.Task[None] | None = None
 
-    async def embed(self, pixels: Tensor) -> np.ndarray:
+    async def embed(self, pixels: np.ndarray) -> np.ndarray:
         """The embedding of one image of the size that the encoder takes."""
         future: asyncio.Future[np.ndarray] = asyncio.get_running_loop().create_future()
         self._queue.append((pixels, future))
@@ -48,16 +48,14 @@ class BatchedEncoder:
         loop = asyncio.get_running_loop()
         while batch := self._next_batch():
             self._metrics.batch.observe(len(batch))
+            outcomes: Sequence[np.ndarray | Exception]
             try:
-                embeddings = await loop.run_in_executor(self._thread, self._embed, [pixels for pixels, _ in batch])
+                outcomes = await loop.run_in_executor(self._thread, self._embed, [pixels for pixels, _ in batch])
             except Exception as error:
-                for _, future in batch:
-                    if not future.done():
-                        future.set_exception(error)
-                continue
-            for embedding, (_, future) in zip(embeddings, batch, strict=True):
+                outcomes = [error] * len(batch)
+            for outcome, (_, future) in zip(outcomes, batch, strict=True):
                 if not future.done():
-                    future.set_result(embedding)
+                    future.set_exception(outcome) if isinstance(outcome, Exception) else future.set_result(outcome)
 
     def _next_batch(self) -> list[_Request]:
         """The next requests, as far as their images are of one size."""
@@ -70,9 +68,8 @@ class BatchedEncoder:
                 batch.append(request)
         return batch
 
-    def _embed(self, batch: list[Tensor]) -> np.ndarray:
-        embeddings: np.ndarray = self._model.embed_pixels(torch.stack(batch)).float().cpu().numpy()
-        return embeddings
+    def _embed(self, batch: list[np.ndarray]) -> list[np.ndarray]:
+        return list(self._model.embed_pixels(torch.from_numpy(np.stack(batch))).float().cpu().numpy())
 
     def close(self) -> None:
         """Let the thread go."""

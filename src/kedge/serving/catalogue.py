@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from http import HTTPStatus
 from pathlib import Path, PurePath
 
 import numpy as np
+from starlette.exceptions import HTTPException
 
 from kedge.errors import ConfigError
 from kedge.gallery.search import Hit
@@ -32,10 +34,10 @@ class Catalogue(Items):
         return self.snapshot.list_sizes()
 
     def vector(self, id: int) -> np.ndarray:
-        """The embedding of one item, compared with its checksums; KeyError where there is none."""
+        """The embedding of one item, compared with its checksums."""
         position = int(np.searchsorted(self.ids, id))
         if position == len(self) or self.ids[position] != id:
-            raise KeyError(id)
+            raise HTTPException(HTTPStatus.NOT_FOUND, f"There is no item {id}.")
         lists, row = self._lists[self._part[position]], self._row[position]
         lists.prefetch([int(np.searchsorted(lists.offsets, row, side="right")) - 1])
         return np.array(lists.vectors[row])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from kedge.errors import ConfigError, ServiceError
 
 __all__ = ["Client"]
 
-_CONTENT_TYPE = "application/octet-stream"
 _ATTEMPTS = 4
 _RETRY_SECONDS = 1.0
 
@@ -36,17 +35,15 @@ class Client:
 
     def info(self) -> dict[str, Any]:
         """The facts of the gallery."""
-        return self._json("GET", "/info")
+        return dict(self._json("GET", "/info"))
 
     def classes(self) -> list[dict[str, Any]]:
         """The labels and how many items have them."""
-        classes: list[dict[str, Any]] = self._json("GET", "/classes")["classes"]
-        return classes
+        return list(self._json("GET", "/classes")["classes"])
 
     def anchors(self) -> list[dict[str, Any]]:
         """The anchors and how many items their lists hold."""
-        anchors: list[dict[str, Any]] = self._json("GET", "/anchors")["anchors"]
-        return anchors
+        return list(self._json("GET", "/anchors")["anchors"])
 
     def search(
         self,
@@ -59,8 +56,8 @@ class Client:
         """What is most like an image (a file or its bytes) or an item (its id)."""
         options = {"k": k, "method": method, "probes": probes, "label": list(labels)}
         if isinstance(query, int):
-            return self._json("GET", f"/items/{query}/similar", options)
-        return self._json("POST", "/search", options, _content(query))
+            return dict(self._json("GET", f"/items/{query}/similar", options))
+        return dict(self._json("POST", "/search", options, _content(query)))
 
     def items(self, label: str | None = None) -> Iterator[dict[str, Any]]:
         """All items, or those with a label, in order of their ids."""
@@ -74,7 +71,7 @@ class Client:
 
     def item(self, id: int) -> dict[str, Any]:
         """One item."""
-        return self._json("GET", f"/items/{id}")
+        return dict(self._json("GET", f"/items/{id}"))
 
     def thumbnail(self, id: int) -> bytes:
         """A small copy of an item's image, as JPEG."""
@@ -82,40 +79,36 @@ class Client:
 
     def add(self, picture: str | Path | bytes, label: str | None = None) -> dict[str, Any]:
         """Add an image to a writable gallery; the new item."""
-        return self._json("POST", "/items", {} if label is None else {"label": label}, _content(picture))
+        return dict(self._json("POST", "/items", {} if label is None else {"label": label}, _content(picture)))
 
     def remove(self, id: int) -> None:
         """Remove an item from a writable gallery."""
         self._bytes("DELETE", f"/items/{id}")
 
-    def _json(
-        self, method: str, path: str, query: dict[str, Any] | None = None, content: bytes | None = None
-    ) -> dict[str, Any]:
+    def _json(self, method: str, path: str, query: Mapping[str, Any] = {}, content: bytes | None = None) -> Any:
         try:
-            answer: dict[str, Any] = json.loads(self._bytes(method, path, query, content))
+            return json.loads(self._bytes(method, path, query, content))
         except ValueError as error:
             raise ServiceError(f"{self.url} does not answer as a server of Kedge does.") from error
-        return answer
 
-    def _bytes(
-        self, method: str, path: str, query: dict[str, Any] | None = None, content: bytes | None = None
-    ) -> bytes:
-        address = f"{self.url}{path}?{urlencode(query, doseq=True)}" if query else self.url + path
-        headers = {} if self._key is None else {"Authorization": f"Bearer {self._key}"}
-        headers |= {} if content is None else {"Content-Type": _CONTENT_TYPE}
-        for left in reversed(range(_ATTEMPTS)):
-            try:
-                with _open(Request(address, content, headers, method=method), timeout=self.timeout) as answer:
-                    body: bytes = answer.read()
-                    return body
-            except HTTPError as error:
-                if error.code != 429 or left == 0:
-                    raise ServiceError(_sentence(error)) from error
+    def _bytes(self, method: str, path: str, query: Mapping[str, Any] = {}, content: bytes | None = None) -> bytes:
+        headers = {} if content is None else {"Content-Type": "application/octet-stream"}
+        if self._key is not None:
+            headers["Authorization"] = f"Bearer {self._key}"
+        request = Request(f"{self.url}{path}?{urlencode(query, doseq=True)}", content, headers, method=method)
+        for attempt in range(_ATTEMPTS):
+            if attempt:
                 time.sleep(_RETRY_SECONDS)
+            try:
+                with _open(request, timeout=self.timeout) as answer:
+                    return bytes(answer.read())
+            except HTTPError as error:
+                refusal = error
+                if error.code != 429:
+                    break
             except (URLError, OSError, HTTPException) as error:
-                reason = getattr(error, "reason", error)
-                raise ServiceError(f"{self.url} does not answer: {reason}.") from error
-        raise AssertionError  # the last try has returned or raised
+                raise ServiceError(f"{self.url} does not answer: {getattr(error, 'reason', error)}.") from error
+        raise ServiceError(_sentence(refusal)) from refusal
 
 
 class _NoRedirects(HTTPRedirectHandler):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import json
 import sys
 from http import HTTPStatus
 from typing import Any
@@ -17,7 +16,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from kedge.serving.metrics import Metrics
-from kedge.serving.security import SAFE_HEADERS
+from kedge.serving.security import SAFE_HEADERS, error_response
 from kedge.serving.settings import Settings
 
 __all__ = ["Connection", "ConnectionLimiter"]
@@ -34,36 +33,28 @@ class ConnectionLimiter:
         self.limit = min(settings.connections, _raise_file_limit(2 * settings.connections) // 2)
         self._open: dict[Connection, str] = {}
         """With their addresses."""
+        metrics.connections.set_function(lambda: len(self._open))
 
     def admit(self, connection: Connection) -> bool:
         """Whether a new connection may stay, if need be in the place of one without a complete request."""
         address = _network_of(connection.client)
-        of_address = [other for other, others_address in self._open.items() if others_address == address]
-        if len(of_address) >= self.settings.connections_per_address:
-            is_admitted = self._make_room(of_address)
-        elif len(self._open) >= self.limit:
-            is_admitted = self._make_room(list(self._open))
-        else:
-            is_admitted = True
-        if is_admitted:
-            self._open[connection] = address
-            self.metrics.connections.set(len(self._open))
-        return is_admitted
-
-    def _make_room(self, connections: list[Connection]) -> bool:
-        """Close the connection that has taken longest over its request; False if all requests are complete."""
-        self.metrics.dropped.inc()
-        incomplete = [connection for connection in connections if connection.waiting_since is not None]
-        if incomplete:
-            slowest = min(incomplete, key=lambda connection: connection.waiting_since or 0)
+        neighbours = [other for other, its_address in self._open.items() if its_address == address]
+        is_crowded = len(neighbours) >= self.settings.connections_per_address
+        if is_crowded or len(self._open) >= self.limit:
+            self.metrics.dropped.inc()
+            candidates = neighbours if is_crowded else self._open
+            incomplete = [other for other in candidates if other.waiting_since is not None]
+            if not incomplete:
+                return False
+            slowest = min(incomplete, key=lambda other: other.waiting_since or 0)
             self.release(slowest)
             slowest.refuse(HTTPStatus.SERVICE_UNAVAILABLE, _BUSY)
-        return bool(incomplete)
+        self._open[connection] = address
+        return True
 
     def release(self, connection: Connection) -> None:
         """Forget a connection that is closed or about to be."""
         self._open.pop(connection, None)
-        self.metrics.connections.set(len(self._open))
 
 
 class Connection(H11Protocol):
@@ -84,7 +75,7 @@ class Connection(H11Protocol):
         if self._limiter.admit(self):
             self._watch()
         else:
-            self._close_with(HTTPStatus.SERVICE_UNAVAILABLE, _BUSY)
+            self._close(_error(HTTPStatus.SERVICE_UNAVAILABLE, _BUSY))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Make room."""
@@ -124,26 +115,12 @@ class Connection(H11Protocol):
         """Close the connection, with a sentence if a request has begun that is not being answered yet."""
         has_begun = self.conn.their_state is not h11.IDLE or bool(self.conn.trailing_data[0])
         is_answered = self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE)
-        if has_begun and not is_answered:
-            self._close_with(status, sentence)
-        else:
-            self._end()  # browsers open connections ahead of need, which must not find an answer there
+        # Browsers open connections ahead of need, which must not find an answer there.
+        self._close(_error(status, sentence) if has_begun and not is_answered else b"")
 
-    def _close_with(self, status: HTTPStatus, sentence: str) -> None:
-        body = json.dumps({"error": sentence}).encode()
-        headers = {
-            **SAFE_HEADERS,
-            "Content-Type": "application/json",
-            "Content-Length": str(len(body)),
-            "Cache-Control": "no-store",
-            "Connection": "close",
-        }
-        lines = [f"HTTP/1.1 {status.value} {status.phrase}", *(f"{name}: {value}" for name, value in headers.items())]
-        self.transport.write("\r\n".join([*lines, "", ""]).encode() + body)
-        self._end()
-
-    def _end(self) -> None:
+    def _close(self, answer: bytes) -> None:
         """Close it, without waiting for somebody who does not read."""
+        self.transport.write(answer)
         if self.transport.get_write_buffer_size():
             self.transport.abort()
         else:
@@ -170,18 +147,27 @@ class Connection(H11Protocol):
         self.refuse(HTTPStatus.REQUEST_TIMEOUT, _SLOW)
 
 
+def _error(status: HTTPStatus, sentence: str) -> bytes:
+    """A whole answer, for a connection that the application knows nothing of."""
+    response = error_response(status, sentence)
+    response.headers.update(SAFE_HEADERS | {"Cache-Control": "no-store", "Connection": "close"})
+    lines = [b"HTTP/1.1 %d %s" % (status.value, status.phrase.encode())]
+    lines += [b"%s: %s" % header for header in response.raw_headers]
+    return b"\r\n".join([*lines, b"", bytes(response.body)])
+
+
 def _raise_file_limit(count: int) -> int:
-    """The number of files and sockets that this process may have open, raised to `count` where the system lets it."""
+    """How many of `count` files and sockets this process may have open; its limit is raised as far as allowed."""
     if sys.platform == "win32":
         return count
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limits = [limit for limit in (count, hard) if limit != resource.RLIM_INFINITY]
-    if soft != resource.RLIM_INFINITY and soft < min(limits):
-        soft = min(limits)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return count if soft == resource.RLIM_INFINITY else soft
+    if soft == resource.RLIM_INFINITY or soft >= count:
+        return count
+    soft = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return soft
 
 
 def _network_of(client: tuple[str, int] | None) -> str:

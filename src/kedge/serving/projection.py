@@ -76,16 +76,12 @@ def fitted_projection(catalogue: Catalogue, previous: tuple[Anchors, Projection]
     if len(anchors) > MAX_ANCHORS:
         sentence = f"There is a map of up to {MAX_ANCHORS:,} anchors; this gallery has {len(anchors):,}."
         raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, sentence)
-    if previous is not None and _same(previous[0], anchors):
-        return previous
+    if previous is not None and previous[0].names == anchors.names:
+        # Named anchors may move a little, the others are nothing but their place.
+        same_place = None not in anchors.names or np.array_equal(previous[0].vectors, anchors.vectors)
+        if same_place:
+            return previous
     return anchors, Projection(anchors.vectors, catalogue.vectors(catalogue.spread(_SAMPLE)))
-
-
-def _same(before: Anchors, after: Anchors) -> bool:
-    """Whether a map of one fits the other: named anchors may move a little, the others are nothing but their place."""
-    if before.names != after.names:
-        return False
-    return None not in before.names or np.array_equal(before.vectors, after.vectors)
 
 
 def _layout(points: np.ndarray) -> np.ndarray:

@@ -8,12 +8,6 @@ from typing import Annotated, Any
 from fastapi import Path
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = [
-    *("AnchorList", "Anchors", "Answer", "Classes", "Counted", "Error", "GalleryMap", "Hit", "Id", "Info", "Item"),
-    *("Items", "Limits", "MAX_ID", "MapAnchor", "MapItems", "Method", "ModelInfo", "NearAnchor", "RecordInfo"),
-    *("Search", "Seconds", "Status", "Typical", "MAX_K", "MAX_PROBES"),
-]
-
 MAX_ID = 2**63 - 1
 MAX_K = 200
 MAX_PROBES = 64

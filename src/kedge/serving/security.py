@@ -11,13 +11,13 @@ from http import HTTPStatus
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kedge.serving.errors import error_response
 from kedge.serving.metrics import Metrics
 from kedge.serving.settings import Settings
 
-__all__ = ["API", "SAFE_HEADERS", "SecurityMiddleware"]
+__all__ = ["API", "SAFE_HEADERS", "SecurityMiddleware", "error_response"]
 
 API = "/api/v1"
 _PUBLIC = (f"{API}/health", f"{API}/ready")
@@ -36,8 +36,14 @@ SAFE_HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
+_ERROR_HEADERS = {429: {"Retry-After": "1"}, 401: {"WWW-Authenticate": "Bearer"}}
 
 log = logging.getLogger("kedge.serving")
+
+
+def error_response(status: int, sentence: str) -> JSONResponse:
+    """An error as JSON, with the headers that its status asks for."""
+    return JSONResponse({"error": sentence}, status, _ERROR_HEADERS.get(status))
 
 
 class SecurityMiddleware:
@@ -46,7 +52,7 @@ class SecurityMiddleware:
     def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
         self.app, self.settings, self.metrics = app, settings, metrics
         self._hosts = {"localhost", socket.gethostname().lower(), *(host.lower() for host in settings.hosts)}
-        self._origins = {origin.lower() for origin in settings.origins}
+        self._origins = {origin.lower() for origin in settings.origins if origin}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check, answer, count, log."""
@@ -60,8 +66,7 @@ class SecurityMiddleware:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
-                for name, value in SAFE_HEADERS.items():
-                    headers[name] = value
+                headers.update(SAFE_HEADERS)
                 if _has_two_lengths(Headers(scope=scope)):
                     headers["Connection"] = "close"  # where the next request begins is not certain
                 headers.setdefault("Cache-Control", "no-cache" if _is_page(_path_of(scope)) else "no-store")
@@ -69,15 +74,11 @@ class SecurityMiddleware:
 
         refused = self._refusal(scope)
         try:
-            if refused is not None:
-                await error_response(*refused)(scope, receive, secured)
-            else:
-                await self.app(scope, receive, secured)
+            await (self.app if refused is None else error_response(*refused))(scope, receive, secured)
         except Exception:
             # Answered here, so that this answer, too, has the headers; raised again for the log.
             if status == 0:
-                failed = HTTPStatus.INTERNAL_SERVER_ERROR, "The server failed: its log says why."
-                await error_response(*failed)(scope, receive, secured)
+                await error_response(500, "The server failed: its log says why.")(scope, receive, secured)
             raise
         finally:
             self._record(scope, status or 500, time.perf_counter() - started)
@@ -109,7 +110,7 @@ class SecurityMiddleware:
 
     def _same_site(self, headers: Headers, host: str) -> bool:
         origin = headers.get("origin", "").lower()
-        if origin in self._origins and origin:
+        if origin in self._origins:
             return True
         if headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
             return False
@@ -122,11 +123,12 @@ class SecurityMiddleware:
 
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "other")
-        self.metrics.requests.labels(_method_label(scope["method"]), route, status).inc()
+        method = scope["method"] if scope["method"] in (*_SAFE, "POST", "PUT", "PATCH", "DELETE") else "other"
+        self.metrics.requests.labels(method, route, status).inc()
         self.metrics.seconds.labels(route).observe(seconds)
         # The path alone: what else a request says may be a secret.
         path = scope["path"].encode("unicode_escape").decode()[:200]
-        log.info("%s %s %d %.1f ms", _method_label(scope["method"]), path, status, seconds * 1000)
+        log.info("%s %s %d %.1f ms", method, path, status, seconds * 1000)
 
 
 def _has_two_lengths(headers: Headers) -> bool:
@@ -143,7 +145,3 @@ def _path_of(scope: Scope) -> str:
 def _is_page(path: str) -> bool:
     """Whether it is the page itself, which holds nothing of the gallery."""
     return path == "/" or path.startswith("/page/")
-
-
-def _method_label(method: str) -> str:
-    return method if method in (*_SAFE, "POST", "PUT", "PATCH", "DELETE") else "other"

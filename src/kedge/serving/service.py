@@ -16,7 +16,6 @@ from typing import Annotated, TypeVar
 
 import anyio.to_thread
 import numpy as np
-import torch
 from fastapi import Depends, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -26,10 +25,12 @@ from kedge.gallery import Gallery
 from kedge.gallery.anchors import Anchors
 from kedge.gallery.inverted_lists import DamagedLists
 from kedge.io import atomic_write
+from kedge.model import Model
 from kedge.serving.batching import BatchedEncoder, Decoders
 from kedge.serving.catalogue import UPLOADS, Catalogue, ImageFiles
 from kedge.serving.metrics import Metrics
 from kedge.serving.projection import Projection, fitted_projection
+from kedge.serving.schemas import ModelInfo
 from kedge.serving.settings import Settings
 from kedge.serving.uploads import BUSY, Uploads
 
@@ -52,32 +53,32 @@ class Service:
         self.gallery = Gallery.open(path, memory=settings.memory)
         # Writing moves a Gallery on to a newer version, so that readers have one of their own.
         self._writer = Gallery.open(path, self.gallery.model) if settings.writable else None
-        self._writing = asyncio.Lock()
+        self._writing, self._projecting = asyncio.Lock(), asyncio.Lock()
         self.uploads = Uploads(settings, metrics)
         self._slots = asyncio.Semaphore(settings.concurrency)
         model = self.gallery.model
+        self.model_info = None if model is None else _describe(model)
         self._encoder = None if model is None else BatchedEncoder(model, settings.batch, metrics)
         # Uploads and thumbnails apart: neither waits for the other's slow images.
-        self._upload_decoders = Decoders(_WORKERS, settings.decode_seconds, settings.max_pixels)
-        self._thumbnail_decoders = Decoders(_WORKERS, settings.decode_seconds, settings.max_pixels)
+        self._upload_decoders, self._thumbnail_decoders = (
+            Decoders(_WORKERS, settings.decode_seconds, settings.max_pixels) for _ in range(2)
+        )
         self._thumbnails: dict[tuple[int, Path], bytes] = {}
         """By id as well: a later item may have a new image in the same file."""
+        self._files = ImageFiles(self.gallery.path, settings.images)
         self._mutex = threading.Lock()
         self._catalogue: Catalogue | None = None
         self._touched = -math.inf
         self._projection: tuple[Anchors, Projection] | None = None
-        self._projecting = asyncio.Lock()
-        self.fingerprint = None if model is None else model.fingerprint
-        self._files = ImageFiles(self.gallery.path, settings.images)
 
     async def start(self) -> None:
         """Read what the first request would wait for."""
         # One each for the map and a write, which no search waits for.
         anyio.to_thread.current_default_thread_limiter().total_tokens = _WORKERS + 2
         await run_in_threadpool(self.catalogue)
-        if self._encoder is not None and self.gallery.model is not None:
+        if self.gallery.model is not None:
             side = self.gallery.model.preprocessing.size or 32
-            await self._encoder.embed(torch.zeros(3, side, side, dtype=torch.uint8))
+            await self.embed(np.zeros((3, side, side), np.uint8))
 
     async def close(self) -> None:
         """Finish what was begun."""
@@ -98,6 +99,8 @@ class Service:
                     yield deadline
         except TimeoutError:
             raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, "That took too long: try again.") from None
+
+    # ------------------------------------------------------------------ reading
 
     def touch(self) -> None:
         """Raise unless the table can be read, as far as was known a second ago."""
@@ -130,14 +133,12 @@ class Service:
         """The embedding of an image, in a batch with those of other requests."""
         if self._encoder is None:
             raise RuntimeError("There is no encoder.")
-        return await self._encoder.embed(torch.from_numpy(pixels))
+        return await self._encoder.embed(pixels)
 
     def vector(self, catalogue: Catalogue, id: int) -> np.ndarray:
         """The embedding of an item."""
         try:
             return catalogue.vector(id)
-        except KeyError:
-            raise HTTPException(HTTPStatus.NOT_FOUND, f"There is no item {id}.") from None
         except DamagedLists:
             return self.gallery.vector(id)  # the search that follows has the lists rebuilt
 
@@ -160,71 +161,78 @@ class Service:
         return x, y
 
     async def thumbnail(self, id: int) -> bytes:
-        """A small copy of an item's image, as JPEG."""
-        try:
-            stored, file = await run_in_threadpool(self._find_thumbnail, id)
-            if stored is None and file is not None:
-                stored = self._thumbnails.get((id, file))
-                if stored is None:
-                    stored = await self._thumbnail_decoders.thumbnail(file, _THUMBNAIL_SIDE)
-                    if len(self._thumbnails) >= _THUMBNAIL_CACHE:
-                        del self._thumbnails[next(iter(self._thumbnails))]
-                    self._thumbnails[id, file] = stored
-        except (ConfigError, ImageError):
-            stored = None
-        if stored is None:
-            raise HTTPException(HTTPStatus.NOT_FOUND, f"There is no image of an item {id}.")
-        return stored
+        """A small copy of an item's image, as JPEG: what the gallery keeps, or one made of its file."""
 
-    def _find_thumbnail(self, id: int) -> tuple[bytes | None, Path | None]:
-        """What the gallery keeps, or the file to make one of, if the item is still there."""
-        stored = self.gallery.thumbnail(id) if self.gallery.thumbnails else None
-        return stored, None if stored else self._files.find(self.gallery.item(id).path)
+        def find() -> bytes | Path | None:
+            stored = self.gallery.thumbnail(id) if self.gallery.thumbnails else None
+            return stored or self._files.find(self.gallery.item(id).path)
+
+        try:
+            image = await run_in_threadpool(find)
+            if isinstance(image, Path):
+                image = self._thumbnails.get((id, image)) or await self._make_thumbnail(id, image)
+        except (ConfigError, ImageError):
+            image = None
+        if image is None:
+            raise HTTPException(HTTPStatus.NOT_FOUND, f"There is no image of an item {id}.")
+        return image
+
+    async def _make_thumbnail(self, id: int, file: Path) -> bytes:
+        made = await self._thumbnail_decoders.thumbnail(file, _THUMBNAIL_SIDE)
+        if len(self._thumbnails) >= _THUMBNAIL_CACHE:
+            del self._thumbnails[next(iter(self._thumbnails))]
+        self._thumbnails[id, file] = made
+        return made
 
     # ------------------------------------------------------------------ writing
-
-    async def add(self, content: bytes, label: str | None, deadline: asyncio.Timeout) -> int:
-        """Add an image; its id."""
-        await self.pixels(content)  # only images are kept
-        return await self._write(self._add, content, label, deadline=deadline)
-
-    def _add(self, content: bytes, label: str | None) -> int:
-        gallery = self.check_writable()
-        digest = hashlib.sha256(content).hexdigest()
-        if ids := gallery.ids(f"hash = '{digest}'"):
-            raise HTTPException(HTTPStatus.CONFLICT, f"That image is there already, as item {ids[0]}.")
-        # A name of ours: none that comes with a request ever names a file.
-        file = gallery.path / UPLOADS / digest
-        file.parent.mkdir(exist_ok=True)
-        is_new = not file.exists()
-        with atomic_write(file) as stream:
-            stream.write(content)
-        try:
-            added = gallery.add([file], [label])
-        except BaseException:
-            if is_new:
-                file.unlink(missing_ok=True)
-            raise
-        if not added:
-            raise ImageError("The image cannot be read.")
-        return added[0]
-
-    async def remove(self, id: int, deadline: asyncio.Timeout) -> None:
-        """Remove an item."""
-        if await self._write(self.check_writable().remove, id, deadline=deadline) == 0:
-            raise HTTPException(HTTPStatus.NOT_FOUND, f"There is no item {id}.")
-
-    async def _write(self, act: Callable[..., T], *arguments: object, deadline: asyncio.Timeout) -> T:
-        """One after the other. What has begun is finished and answered, however long it takes; what has not is not."""
-        async with self._writing:
-            deadline.reschedule(None)
-            return await run_in_threadpool(act, *arguments)
 
     def check_writable(self) -> Gallery:
         """The gallery to write to; refused where the server only reads."""
         if self._writer is None:
             raise HTTPException(HTTPStatus.FORBIDDEN, "This server only reads: start it with --writable.")
         return self._writer
+
+    async def add(self, content: bytes, label: str | None, deadline: asyncio.Timeout) -> int:
+        """Add an image; its id."""
+        await self.pixels(content)  # only images are kept
+        return await self._write(lambda gallery: _add(gallery, content, label), deadline)
+
+    async def remove(self, id: int, deadline: asyncio.Timeout) -> None:
+        """Remove an item."""
+        if await self._write(lambda gallery: gallery.remove(id), deadline) == 0:
+            raise HTTPException(HTTPStatus.NOT_FOUND, f"There is no item {id}.")
+
+    async def _write(self, act: Callable[[Gallery], T], deadline: asyncio.Timeout) -> T:
+        """One after the other. What has begun is finished and answered, however long it takes; what has not is not."""
+        async with self._writing:
+            deadline.reschedule(None)
+            return await run_in_threadpool(act, self.check_writable())
+
+
+def _add(gallery: Gallery, content: bytes, label: str | None) -> int:
+    digest = hashlib.sha256(content).hexdigest()
+    if ids := gallery.ids(f"hash = '{digest}'"):
+        raise HTTPException(HTTPStatus.CONFLICT, f"That image is there already, as item {ids[0]}.")
+    # A name of ours: none that comes with a request ever names a file.
+    file = gallery.path / UPLOADS / digest
+    file.parent.mkdir(exist_ok=True)
+    is_new = not file.exists()
+    with atomic_write(file) as stream:
+        stream.write(content)
+    try:
+        added = gallery.add([file], [label])
+    except BaseException:
+        if is_new:
+            file.unlink(missing_ok=True)
+        raise
+    if not added:
+        raise ImageError("The image cannot be read.")
+    return added[0]
+
+
+def _describe(model: Model) -> ModelInfo:
+    size = model.preprocessing.size
+    return ModelInfo(encoder=model.encoder.name, loss=model.loss, size=size, fingerprint=model.fingerprint)
 
 
 async def _service_of(request: Request) -> Service:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from http import HTTPStatus
 
 from fastapi import Request
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
-from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
+from starlette.types import Message
 
 from kedge.serving.metrics import Metrics
 from kedge.serving.settings import Settings
@@ -37,12 +36,6 @@ REQUEST_BODY = {
 }
 
 
-@dataclass(eq=False)
-class _Upload:
-    deadline: asyncio.Timeout
-    size: int = 0
-
-
 class Uploads:
     """Counts the bytes of all uploads in flight; beyond the limit, the upload that has stalled longest is cut off."""
 
@@ -51,8 +44,9 @@ class Uploads:
         self._limit = max(settings.upload_memory, settings.max_bytes)
         self.held = 0
         """Bytes that arrived, of requests that are not answered yet."""
-        self._arriving: dict[_Upload, None] = {}
+        self._arriving: dict[asyncio.Timeout, bytearray] = {}
         """The upload that has been silent longest comes first."""
+        metrics.upload_bytes.set_function(lambda: self.held)
 
     @asynccontextmanager
     async def image(self, request: Request) -> AsyncIterator[bytes]:
@@ -63,34 +57,29 @@ class Uploads:
             sentence = f"{reason}: send one as image/*, {_BYTES} or a form."
             raise HTTPException(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, sentence)
         declared = request.headers.get("content-length", "")
-        if declared.isdigit():
-            self._check_size(int(declared))
-        upload = _Upload(asyncio.timeout(self._settings.upload_seconds))
-        self._arriving[upload] = None
+        self._check_size(int(declared) if declared.isdigit() else 0)
+        deadline, body = asyncio.timeout(self._settings.upload_seconds), bytearray()
+        self._arriving[deadline] = body
         try:
-            body = await self._receive(request, upload)
-            if kind == _FORM:
-                body = await _form_file(request, body)
-            if not body:
+            await self._read(request, deadline)
+            image = await _form_file(request, bytes(body)) if kind == _FORM else bytes(body)
+            if not image:
                 raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, "The image is empty (0 bytes).")
-            yield body
+            yield image
         finally:
-            self._release(upload)
+            self._arriving.pop(deadline, None)
+            self.held -= len(body)
 
-    async def _receive(self, request: Request, upload: _Upload) -> bytes:
-        body = bytearray()
+    async def _read(self, request: Request, deadline: asyncio.Timeout) -> None:
         try:
-            async with upload.deadline:
+            async with deadline:
                 async for chunk in request.stream():
-                    body += chunk
-                    self._check_size(len(body))
-                    self._grow(upload, len(chunk))
+                    self._receive(deadline, chunk)
         except ClientDisconnect:
             raise HTTPException(HTTPStatus.BAD_REQUEST, "The image ended before it was complete.") from None
         except TimeoutError:
             raise HTTPException(HTTPStatus.REQUEST_TIMEOUT, "The image came too slowly: try again.") from None
-        del self._arriving[upload]  # a whole one is not cut off
-        return bytes(body)
+        del self._arriving[deadline]  # a whole one is not cut off
 
     def _check_size(self, count: int) -> None:
         limit = self._settings.max_bytes
@@ -98,44 +87,36 @@ class Uploads:
             size = f"{limit / 2**20:g} MiB" if limit >= 2**20 else f"{limit:,} bytes"
             raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"The image is larger than {size}.")
 
-    def _grow(self, upload: _Upload, count: int) -> None:
-        """Count bytes that arrived, if need be in the place of another upload's."""
-        if upload not in self._arriving:  # cancelled, but not notified yet
+    def _receive(self, deadline: asyncio.Timeout, chunk: bytes) -> None:
+        """Keep bytes that arrived, if need be in the place of another upload's."""
+        if deadline not in self._arriving:  # cut off, but not notified yet
             raise TimeoutError
-        del self._arriving[upload]
-        self._arriving[upload] = None
-        self._count(upload, count)
+        body = self._arriving[deadline] = self._arriving.pop(deadline)  # the last to be cut off
+        self._check_size(len(body) + len(chunk))
+        body += chunk
+        self.held += len(chunk)
         while self.held > self._limit:
             stalled = next(iter(self._arriving))
-            if stalled is upload:
+            if stalled is deadline:
                 self._metrics.refused.inc()
                 raise HTTPException(HTTPStatus.TOO_MANY_REQUESTS, BUSY)
-            self._release(stalled)
-            stalled.deadline.reschedule(0)  # which has passed
-
-    def _release(self, upload: _Upload) -> None:
-        self._arriving.pop(upload, None)
-        self._count(upload, -upload.size)
-
-    def _count(self, upload: _Upload, count: int) -> None:
-        upload.size += count
-        self.held += count
-        self._metrics.upload_bytes.set(self.held)
+            content = self._arriving.pop(stalled)
+            self.held -= len(content)
+            content.clear()
+            stalled.reschedule(0)  # which has passed
 
 
 async def _form_file(request: Request, body: bytes) -> bytes:
-    async def stream() -> AsyncIterator[bytes]:
-        yield body
+    async def receive() -> Message:
+        return {"type": "http.request", "body": body}
 
+    content = None
     try:
-        parser = MultiPartParser(request.headers, stream(), max_files=1, max_fields=8)  # type: ignore[arg-type]
-        form = await parser.parse()
-    except (MultiPartException, KeyError, ValueError):
+        async with Request(request.scope, receive).form(max_files=1, max_fields=8) as form:
+            if isinstance(file := form.get("file"), UploadFile):
+                content = await file.read()
+    except (HTTPException, KeyError, ValueError):
         raise HTTPException(HTTPStatus.BAD_REQUEST, "The form cannot be understood.") from None
-    try:
-        file = form.get("file")
-        if not isinstance(file, UploadFile):
-            raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, "The form must hold an image as `file`.")
-        return await file.read()
-    finally:
-        await form.close()
+    if content is None:
+        raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, "The form must hold an image as `file`.")
+    return content

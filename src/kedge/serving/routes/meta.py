@@ -29,14 +29,6 @@ def info(service: ServiceDependency) -> schemas.Info:
     """The facts of the gallery."""
     gallery = service.gallery
     catalogue, versions = service.catalogue(), gallery.versions()
-    model = None
-    if gallery.model is not None and service.fingerprint is not None:
-        model = schemas.ModelInfo(
-            encoder=gallery.model.encoder.name,
-            loss=gallery.model.loss,
-            size=gallery.model.preprocessing.size,
-            fingerprint=service.fingerprint,
-        )
     changed = versions[-1].time.astimezone(UTC).isoformat(timespec="seconds") if versions else None
     return schemas.Info(
         name=gallery.location.name,
@@ -48,7 +40,7 @@ def info(service: ServiceDependency) -> schemas.Info:
         precision=gallery.precision,
         thumbnails=gallery.thumbnails,
         record=schemas.RecordInfo(version=catalogue.snapshot.version, versions=len(versions), changed=changed),
-        model=model,
+        model=service.model_info,
         calibrated=gallery.calibration is not None,
         writable=service.settings.writable,
         limits=schemas.Limits(bytes=service.settings.max_bytes, k=MAX_K, probes=MAX_PROBES),

@@ -9,10 +9,10 @@ import numpy as np
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.concurrency import run_in_threadpool
 
-from kedge.gallery import Hit, Result
+from kedge.gallery import Hit
 from kedge.gallery.gallery import Method
 from kedge.serving import schemas
-from kedge.serving.catalogue import Catalogue, shown_name
+from kedge.serving.catalogue import shown_name
 from kedge.serving.schemas import MAX_K, MAX_PROBES, Id
 from kedge.serving.service import Service, ServiceDependency
 from kedge.serving.uploads import REQUEST_BODY
@@ -78,21 +78,30 @@ def _answer(
     catalogue = service.catalogue()
     exclude_id = query if isinstance(query, int) else None
     vector = service.vector(catalogue, query) if isinstance(query, int) else query
+    quoted = ", ".join("'" + label.replace("'", "''") + "'" for label in options.label)
     anchors = catalogue.snapshot.anchors
     nearest = anchors.nearest(vector[None], min(max(options.probes, _NEAREST_ANCHORS), len(anchors)))[0]
     compared = {"two_stage": catalogue.list_sizes[nearest[: options.probes]].sum(), "brute_force": len(catalogue)}
-    methods = _METHODS[options.method]
-    results = [_search(service, catalogue, vector, how, options, exclude_id) for how in methods]
-    searches = [
-        schemas.Search(
-            method=schemas.Method(how),
+    searches = []
+    for method in _METHODS[options.method]:
+        [result] = service.gallery.search_embeddings(
+            vector[None],
+            options.k,
+            method,
+            options.probes,
+            where=f"label IN ({quoted})" if quoted else None,
+            exclude_id=exclude_id,
+            snapshot=catalogue.snapshot,
+        )
+        service.metrics.searched.labels(method).observe(result.seconds)
+        search = schemas.Search(
+            method=schemas.Method(method),
             hits=hit_schemas(result),
-            looked_at=result.anchors if how == "two_stage" else [],
-            compared=int(compared[how]),
+            looked_at=result.anchors if method == "two_stage" else [],
+            compared=int(compared[method]),
             seconds=result.seconds,
         )
-        for how, result in zip(methods, results, strict=True)
-    ]
+        searches.append(search)
     shown = nearest[:_NEAREST_ANCHORS]
     distances = np.linalg.norm(anchors.vectors[shown] - vector, axis=1)
     return schemas.Answer(
@@ -101,31 +110,8 @@ def _answer(
             schemas.NearAnchor(anchor=anchor, name=anchors.names[anchor], distance=distance)
             for anchor, distance in zip(shown.tolist(), distances.tolist(), strict=True)
         ],
-        unknown=results[0].unknown,
+        unknown=result.unknown,
         place=service.place(vector),
         seconds=schemas.Seconds(encoder=encoder, total=time.perf_counter() - started),
         record=catalogue.snapshot.version,
     )
-
-
-def _search(
-    service: Service,
-    catalogue: Catalogue,
-    vector: np.ndarray,
-    method: Method,
-    options: SearchOptions,
-    exclude_id: int | None,
-) -> Result:
-    quoted = ", ".join("'" + label.replace("'", "''") + "'" for label in options.label)
-    where = f"label IN ({quoted})" if quoted else None
-    [result] = service.gallery.search_embeddings(
-        vector[None],
-        options.k,
-        method,
-        options.probes,
-        where=where,
-        exclude_id=exclude_id,
-        snapshot=catalogue.snapshot,
-    )
-    service.metrics.searched.labels(method).observe(result.seconds)
-    return result
