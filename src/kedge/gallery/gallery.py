@@ -35,10 +35,7 @@ Query = str | Path | bytes | int | Image.Image | np.ndarray
 
 
 class Gallery:
-    """Images or embeddings in a folder: added, removed, searched, by any number of readers and one writer.
-
-    Make one with `create` or `open`.
-    """
+    """Images or embeddings in a folder, for any number of readers and one writer; made with `create` or `open`."""
 
     precision = "float32"  # of the inverted lists
 
