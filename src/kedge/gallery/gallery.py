@@ -18,6 +18,7 @@ from kedge.errors import ConfigError
 from kedge.gallery.anchors import Anchors
 from kedge.gallery.calibration import Calibration, CalibrationFile, save_calibration
 from kedge.gallery.ingest import Added, add_images, dataset_images, list_with_labels
+from kedge.gallery.inverted_lists import DamagedLists
 from kedge.gallery.location import Location, wrap_url_errors
 from kedge.gallery.manifest import ListKind, Manifest, create_folder, download_folder, open_model, read_manifest
 from kedge.gallery.schema import COLUMNS, check_columns, check_vectors, require_positive
@@ -143,10 +144,7 @@ class Gallery:
         return self._table.latest().batches(columns)
 
     def check(self) -> str:
-        """Compare all that the gallery holds with its checksums; a sentence on the result.
-
-        Damaged lists are rebuilt; a damaged table raises, and the error names the items and the last good version.
-        """
+        """Compare all with its checksums, in a sentence; damaged lists are rebuilt, a damaged table raises."""
         table = self._table.latest()
         table.check()
         self._snapshots.reopen()
@@ -308,9 +306,13 @@ class Gallery:
         lists = probes if method == "two_stage" else None
         snapshot = self.snapshot() if snapshot is None else snapshot
         started = time.perf_counter()
-        snapshot, hits, probed = self._snapshots.search(
-            snapshot, matrix, k, where, probes=lists, min_candidates=min_candidates, exclude_id=exclude_id
-        )
+        try:
+            masks = None if where is None else self._snapshots.masks(snapshot, where)
+            hits, probed = snapshot.search(matrix, k, lists, min_candidates, masks, exclude_id)
+        except DamagedLists:
+            snapshot = self._snapshots.repaired(snapshot)
+            masks = None if where is None else self._snapshots.masks(snapshot, where)
+            hits, probed = snapshot.search(matrix, k, lists, min_candidates, masks, exclude_id)
         seconds = (time.perf_counter() - started) / max(1, len(matrix))
         names, nearest = snapshot.anchors.names, None
         if probed is None:

@@ -135,7 +135,6 @@ class Snapshot:
         self,
         queries: np.ndarray,
         k: int,
-        *,
         probes: int | None = 1,
         min_candidates: int = 0,
         masks: Masks | None = None,

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +19,7 @@ from kedge.gallery.anchors import Anchors, anchors_of, extend_anchors
 from kedge.gallery.inverted_lists import DamagedLists, InvertedLists, StoredLists, open_lists, write_lists
 from kedge.gallery.location import LOCK
 from kedge.gallery.schema import embeddings_of, require_valid
-from kedge.gallery.search import Columns, Masks, Part, Snapshot
+from kedge.gallery.search import Masks, Part, Snapshot
 from kedge.gallery.table import Table
 
 __all__ = ["Changes", "Items", "SnapshotLoader", "changes_since"]
@@ -129,20 +129,8 @@ class SnapshotLoader:
         with self._lock:
             self._snapshot = None
 
-    def search(
-        self, snapshot: Snapshot, queries: np.ndarray, k: int, where: str | None, **options: Any
-    ) -> tuple[Snapshot, list[Columns], list[np.ndarray] | None]:
-        """Search a snapshot, or the newest one where its lists are damaged; with the one that was searched."""
-        try:
-            return snapshot, *snapshot.search(queries, k, masks=self._masks(snapshot, where), **options)
-        except DamagedLists:
-            snapshot = self.repaired(snapshot)
-            return snapshot, *snapshot.search(queries, k, masks=self._masks(snapshot, where), **options)
-
-    def _masks(self, snapshot: Snapshot, where: str | None) -> Masks | None:
+    def masks(self, snapshot: Snapshot, where: str) -> Masks:
         """Which rows of each part match a filter."""
-        if where is None:
-            return None
         matching = np.asarray(self._table.at(snapshot.version).columns(["id"], where).column("id"))
         matches = [np.isin(part.lists.ids, matching) for part in snapshot.parts]
         return [mask if alive is None else mask & alive for mask, alive in zip(matches, snapshot.alive, strict=True)]
