@@ -180,10 +180,10 @@ def test_the_table_and_json_show_what_was_found() -> None:
     assert json.loads(found.to_json())["findings"][0]["suggestion"] == "b"
 
 
-@pytest.fixture
-def pictures(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with two classes, a copy under another name, and names that would break a careless page."""
-    chance = np.random.default_rng(0)
+    chance, tmp_path = np.random.default_rng(0), tmp_path_factory.mktemp("pictures")
     for name in ("a", "b<i>&"):
         (tmp_path / "photos" / name).mkdir(parents=True)
         for row in range(8):
@@ -194,11 +194,11 @@ def pictures(tmp_path: Path) -> Path:
     return tmp_path / "photos"
 
 
-@pytest.fixture
-def indexed(pictures: Path, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def indexed(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     encoder = build_encoder("resnet10", dim=8, image_size=16)
     model = Model(encoder, anchors=None, classes=(), preprocessing=Preprocessing(size=16))
-    gallery = Gallery.create(tmp_path / "gallery", model)
+    gallery = Gallery.create(tmp_path_factory.mktemp("indexed") / "gallery", model)
     gallery.add(pictures)
     return gallery.path
 

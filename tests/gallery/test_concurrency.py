@@ -11,7 +11,7 @@ import pytest
 
 from kedge.errors import GalleryError
 from kedge.gallery import Gallery
-from kedge.gallery import gallery as module
+from kedge.gallery import table as module
 
 DIM = 8
 
@@ -74,7 +74,7 @@ def check_readers_and_writer(path: Path, seconds: float) -> None:
 
 
 def test_four_readers_and_a_writer(tmp_path: Path) -> None:
-    check_readers_and_writer(tmp_path / "g", seconds=3)
+    check_readers_and_writer(tmp_path / "g", seconds=1)
 
 
 @pytest.mark.soak

@@ -244,22 +244,16 @@ def test_old_states_are_forgotten_when_asked(tmp_path) -> None:
         gallery.optimize(forget=-1)
 
 
-@pytest.mark.parametrize(
-    "behind",
-    ["; DROP TABLE items", ";", " garbage", ") x", ") OR (id = 3", " ORDER BY id", "; label = 'b'", " LIMIT 1"],
-)
-def test_a_filter_is_one_expression_and_nothing_behind_it(behind: str, gallery: Gallery) -> None:
+def test_a_filter_is_one_expression_and_nothing_behind_it(gallery: Gallery) -> None:
     gallery.add_embeddings(vectors(20), labels=["a", "b"] * 10)
-    where = f"label = 'a'{behind}"
-    ways = [
-        lambda: gallery.search(vectors(1)[0], where=where),
-        lambda: gallery.ids(where),
-    ]
-    if behind == ") OR (id = 3":  # which is one, once it stands in parentheses
-        ways = [lambda: gallery.ids(f"({where}")]
-    for ask in ways:
+    for behind in ("; DROP TABLE items", ";", " garbage", ") x", " ORDER BY id", "; label = 'b'", " LIMIT 1"):
+        where = f"label = 'a'{behind}"
         with pytest.raises(ConfigError, match="cannot be understood"):
-            ask()
+            gallery.search(vectors(1)[0], where=where)
+        with pytest.raises(ConfigError, match="cannot be understood"):
+            gallery.ids(where)
+    with pytest.raises(ConfigError, match="cannot be understood"):  # which is one, once it stands in parentheses
+        gallery.ids("(label = 'a') OR (id = 3")
 
 
 def test_filters_may_hold_what_ends_a_statement(gallery: Gallery) -> None:
@@ -269,20 +263,20 @@ def test_filters_may_hold_what_ends_a_statement(gallery: Gallery) -> None:
         assert gallery.search(vectors(1)[0], method="brute_force", where=where).ids == [id]
 
 
-@pytest.mark.parametrize("label", ["", " ", "\t\n", "\u00a0", "\u200b", "\u3000 "])
-def test_blank_labels(label: str, gallery: Gallery) -> None:
-    with pytest.raises(ConfigError, match="labels must not be blank"):
-        gallery.add_embeddings(vectors(1), labels=[label])
-    with gallery.writing() as record, pytest.raises(ConfigError, match="labels must not be blank"):
-        record.write({"id": [9], "label": [label], "embedding": vectors(1)})
+def test_blank_labels(gallery: Gallery) -> None:
+    for label in ("", " ", "\t\n", "\u00a0", "\u200b", "\u3000 "):
+        with pytest.raises(ConfigError, match="labels must not be blank"):
+            gallery.add_embeddings(vectors(1), labels=[label])
+        with pytest.raises(ConfigError, match="labels must not be blank"):
+            gallery._table.write({"id": [9], "label": [label], "embedding": vectors(1)})
 
 
-@pytest.mark.parametrize("control", "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-def test_labels_that_look_like_others(control: str, gallery: Gallery, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="bidirectional control characters"):
-        gallery.add_embeddings(vectors(1), labels=[f"dog{control}tac"])
-    with pytest.raises(ConfigError, match="bidirectional control characters"):
-        Gallery.create(tmp_path / "other", anchors=vectors(1), classes=[f"dog{control}"])
+def test_labels_that_look_like_others(gallery: Gallery, tmp_path: Path) -> None:
+    for control in "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069":
+        with pytest.raises(ConfigError, match="bidirectional control characters"):
+            gallery.add_embeddings(vectors(1), labels=[f"dog{control}tac"])
+        with pytest.raises(ConfigError, match="bidirectional control characters"):
+            Gallery.create(tmp_path / "other", anchors=vectors(1), classes=[f"dog{control}"])
 
 
 def test_one_spelling_for_what_looks_the_same(tmp_path: Path) -> None:

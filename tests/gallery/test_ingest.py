@@ -40,18 +40,25 @@ def photos(tmp_path: Path) -> Path:
     return root
 
 
+def make_model() -> Model:
+    encoder = build_encoder("resnet10", dim=8, stem="imagenet")
+    return Model(encoder, anchors=None, classes=[], preprocessing=Preprocessing(size=32))
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return make_model()
+
+
 @pytest.fixture
-def gallery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gallery:
+def gallery(tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch) -> Gallery:
     monkeypatch.setattr(ingest, "_COMMIT_EVERY", 5)
     monkeypatch.setattr(ingest, "_BATCH", 5)
-    encoder = build_encoder("resnet10", dim=8, stem="imagenet")
-    return Gallery.create(
-        tmp_path / "g", Model(encoder, anchors=None, classes=[], preprocessing=Preprocessing(size=32))
-    )
+    return Gallery.create(tmp_path / "g", model)
 
 
 def rows(gallery: Gallery) -> dict[str, str | None]:
-    table = Gallery.open(gallery.path)._table.columns(["path", "label"])
+    table = Gallery.open(gallery.path, gallery.model)._table.columns(["path", "label"])
     found = dict(zip(table.column("path").to_pylist(), table.column("label").to_pylist(), strict=True))
     assert len(found) == table.num_rows
     return found
@@ -190,9 +197,7 @@ def test_a_disk_that_fills_up_while_adding(photos: Path, gallery: Gallery, tmp_p
         subprocess.run(["umount", str(disk)], check=True)
 
 
-def test_steps_are_committed_and_small_copies_kept(photos: Path, tmp_path: Path) -> None:
-    encoder = build_encoder("resnet10", dim=8, stem="imagenet")
-    model = Model(encoder, anchors=None, classes=[], preprocessing=Preprocessing(size=32))
+def test_steps_are_committed_and_small_copies_kept(photos: Path, model: Model, tmp_path: Path) -> None:
     gallery = Gallery.create(tmp_path / "small", model, thumbnails=16)
     seen: list[int] = []
     before = len(gallery.versions())
@@ -223,10 +228,8 @@ def test_steps_are_committed_and_small_copies_kept(photos: Path, tmp_path: Path)
 
 
 def test_another_model_is_named(gallery: Gallery) -> None:
-    own = gallery.model
+    own, other = gallery.model, make_model()
     assert own is not None
-    encoder = build_encoder("resnet10", dim=8, stem="imagenet")
-    other = Model(encoder, anchors=None, classes=[], preprocessing=Preprocessing(size=32))
     with pytest.raises(ConfigError, match=f"made with the model {own.fingerprint}, found {other.fingerprint}"):
         Gallery.open(gallery.path, other)
     assert Gallery.open(gallery.path, own).model is own

@@ -100,7 +100,7 @@ _common = settings(stateful_step_count=20, deadline=None, suppress_health_check=
 
 
 class TestGalleries(Galleries.TestCase):  # type: ignore[name-defined,misc]
-    settings = settings(_common, max_examples=5)
+    settings = settings(_common, max_examples=3)
 
 
 @pytest.mark.soak

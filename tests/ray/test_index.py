@@ -145,7 +145,7 @@ def test_what_is_refused(gallery: Gallery, tmp_path: Path, photos: Path, monkeyp
 def test_a_writer_elsewhere_and_an_error_on_a_worker(
     gallery: Gallery, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kedge.gallery import gallery as module
+    from kedge.gallery import table as module
 
     monkeypatch.setattr(module, "_LOCK_SECONDS", 0.1)
     with gallery.writing(), pytest.raises(GalleryError, match="Another process is writing"):

@@ -32,7 +32,7 @@ import kedge
 from kedge.cli import serve as verb
 from kedge.errors import ConfigError, DataError, GalleryError
 from kedge.gallery import Gallery
-from kedge.gallery import gallery as gallery_module
+from kedge.gallery import table as gallery_module
 from kedge.gallery.table import LOCK
 from kedge.serving import app as app_module
 from kedge.serving import batching

@@ -20,22 +20,6 @@ __all__ = ["KINDS", "Audit", "Finding", "Kind", "audit_page"]
 Kind = Literal["leak", "duplicate", "near duplicate", "wrong label", "outlier"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 _SIDE = 160
-_STYLE = """
-main { max-width: 1400px; margin: 0 auto; padding: 32px; }
-h1 { font-size: 20px; margin: 0 0 4px; overflow-wrap: anywhere; }
-p { margin: 0 0 24px; color: var(--soft); }
-ol { grid-template-columns: repeat(auto-fill, minmax(280px, 1fr)); }
-li { background: var(--card); border: 1px solid var(--line); border-radius: 10px; overflow: hidden; }
-.pictures { display: flex; gap: 1px; background: var(--line); }
-.pictures > * { flex: 1 1 0; min-width: 0; height: 160px; object-fit: contain; background: var(--hole); }
-.words { padding: 10px 12px; }
-.kind { font-weight: 600; }
-.score { font-variant-numeric: tabular-nums; color: var(--soft); }
-.labels { overflow-wrap: anywhere; }
-.labels b { color: var(--warn); }
-.path { font-size: 12px; color: var(--soft); overflow-wrap: anywhere; }
-@media (max-width: 700px) { main { padding: 16px; } }
-"""
 
 
 @dataclass(frozen=True)
@@ -119,7 +103,7 @@ def audit_page(audit: Audit, path: str | Path, *, rows: int = 200) -> None:
     title = f"Audit of {Path(audit.gallery).name}"
     cards = "\n".join(map(_card, shown))
     body = f"<h1>{text(title)}</h1>\n<p>{text(audit.summary() + more)}</p>\n<ol>\n{cards}\n</ol>"
-    write_page(frame(title, _STYLE, body), path)
+    write_page(frame(title, Path(__file__).with_name("report.css"), body), path)
 
 
 def _card(finding: Finding) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -12,7 +11,7 @@ import numpy as np
 
 from kedge.errors import ConfigError, GalleryError
 from kedge.gallery.location import FolderWatch, Location
-from kedge.gallery.schema import CHECKSUM, json_checksum
+from kedge.gallery.schema import seal_json, unseal_json
 from kedge.io import atomic_write
 
 __all__ = ["FILE", "Calibration", "CalibrationFile", "save_calibration"]
@@ -47,9 +46,9 @@ class Calibration:
 
 def save_calibration(where: Location | Path, calibration: Calibration) -> None:
     """Write it into the gallery."""
-    location, values = Location.of(where), asdict(calibration)
+    location = Location.of(where)
     with atomic_write(location.folder / FILE) as stream:
-        stream.write(json.dumps({**values, CHECKSUM: json_checksum(values)}).encode())
+        stream.write(seal_json(asdict(calibration)))
     location.upload(FILE)
 
 
@@ -72,10 +71,7 @@ class CalibrationFile:
             self._calibration = None
             return
         try:
-            values = json.loads(self._file.read_text())
             # The first release wrote no checksum.
-            if values.pop(CHECKSUM, None) not in (None, json_checksum(values)):
-                raise ValueError("The checksum differs.")
-            self._calibration = Calibration(**values)
-        except (OSError, ValueError, TypeError, AttributeError) as error:
+            self._calibration = Calibration(**unseal_json(self._file.read_bytes(), optional=True))
+        except (OSError, ValueError, TypeError) as error:
             raise GalleryError(f"{self._file} is damaged: calibrate again.") from error

@@ -6,25 +6,23 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
-from filelock import FileLock, Timeout
 from PIL import Image
 
 from kedge.datasets import is_external
 from kedge.deprecation import renamed_keywords
-from kedge.errors import ConfigError, GalleryError
+from kedge.errors import ConfigError
 from kedge.gallery.anchors import Anchors
 from kedge.gallery.calibration import Calibration, CalibrationFile, save_calibration
 from kedge.gallery.ingest import Added, add_images, dataset_images, list_with_labels
-from kedge.gallery.integrity import repair_copy
 from kedge.gallery.inverted_lists import DamagedLists
-from kedge.gallery.location import LOCK, Location, wrap_url_errors
+from kedge.gallery.location import Location, wrap_url_errors
 from kedge.gallery.manifest import ListKind, Manifest, create_folder, download_folder, open_model, read_manifest
-from kedge.gallery.schema import COLUMNS, check_count, check_labels, check_metadata, check_vectors, first_line
-from kedge.gallery.search import Columns, Result, Snapshot
+from kedge.gallery.schema import COLUMNS, check_columns, check_vectors, require_positive
+from kedge.gallery.search import Item, Result, Snapshot
 from kedge.gallery.snapshot import SnapshotLoader
 from kedge.gallery.table import MEMORY, Table, Version
 from kedge.images import fetch_image, is_url, read_image
@@ -33,36 +31,17 @@ from kedge.model import Model
 __all__ = ["Gallery", "Item", "Method"]
 
 Method = Literal["two_stage", "brute_force"]
-_LOCK_SECONDS = 10.0
-_MIN_MEMORY = 64 << 20
-
-
-class Item(NamedTuple):
-    """One item of a gallery."""
-
-    id: int
-    path: str | None
-    label: str | None
-    metadata: dict[str, Any]
+_METHODS = get_args(Method)
+Query = str | Path | bytes | int | Image.Image | np.ndarray
 
 
 class Gallery:
-    """Images or embeddings in a folder: added, removed, searched, by any number of readers and one writer.
+    """Images or embeddings in a folder, for any number of readers and one writer; made with `create` or `open`."""
 
-    Make one with `create` or `open`.
-    """
-
-    precision = "float32"
-    """Of the inverted lists."""
+    precision = "float32"  # of the inverted lists
 
     def __init__(
-        self,
-        location: Location,
-        manifest: Manifest,
-        learned: np.ndarray | None,
-        model: Model | None,
-        *,
-        memory: int = MEMORY,
+        self, location: Location, manifest: Manifest, learned: np.ndarray | None, model: Model | None, memory: int
     ) -> None:
         self.location = location
         self.path = location.folder
@@ -75,11 +54,7 @@ class Gallery:
         self._calibration = CalibrationFile(self.path)
         self._calibration.load()
         self._table = Table(location, self.dim, memory=memory)
-        self._snapshots = SnapshotLoader(
-            self._table, memory=memory, learned=learned, classes=self.classes, by_label=self.lists == "label"
-        )
-
-    # ------------------------------------------------------------------ creating and opening
+        self._snapshots = SnapshotLoader(self._table, learned, self.classes, by_label=self.lists == "label")
 
     @classmethod
     @renamed_keywords(precision=None)
@@ -103,10 +78,9 @@ class Gallery:
         """
         location = Location.of(path)
         with wrap_url_errors(location):
-            manifest, learned = create_folder(
-                location, model, anchors, classes, dim, lists=lists, thumbnails=thumbnails
+            return cls(
+                location, *create_folder(location, model, anchors, classes, dim, lists, thumbnails), model, MEMORY
             )
-            return cls(location, manifest, learned, model)
 
     @classmethod
     def open(cls, path: str | Path, model: Model | None = None, *, memory: int = MEMORY) -> Gallery:
@@ -114,17 +88,14 @@ class Gallery:
 
         `memory` is what it may keep in bytes, beside the page cache.
         """
-        if memory < _MIN_MEMORY:
-            raise ConfigError(f"memory must be at least {_MIN_MEMORY >> 20} MiB, found {memory / 2**20:g} MiB.")
+        if memory < 64 << 20:
+            raise ConfigError(f"memory must be at least 64 MiB, found {memory / 2**20:g} MiB.")
         location = Location.of(path)
         with wrap_url_errors(location):
             download_folder(location)
         manifest = read_manifest(location)
-        repair_copy(location)
         model, learned = open_model(location, manifest, model)
-        return cls(location, manifest, learned, model, memory=memory)
-
-    # ------------------------------------------------------------------ what it holds
+        return cls(location, manifest, learned, model, memory)
 
     def __len__(self) -> int:
         return len(self.snapshot())
@@ -148,24 +119,17 @@ class Gallery:
 
     def item(self, id: int) -> Item:
         """Path, label and metadata of one item."""
-        row = self._row(id)
+        row = self._table.latest().row(id)
         return Item(id, row["path"], row["label"], {name: row[name] for name in row if name not in COLUMNS})
 
     def thumbnail(self, id: int) -> bytes | None:
         """The thumbnail (JPEG) of an item's image, if the gallery keeps any."""
-        content: bytes | None = self._row(id)["thumbnail"]
+        content: bytes | None = self._table.latest().row(id)["thumbnail"]
         return content
 
     def vector(self, id: int) -> np.ndarray:
         """The embedding of one item."""
-        embedding: np.ndarray = self._row(id)["embedding"]
-        return embedding
-
-    def _row(self, id: int) -> dict[str, Any]:
-        row = self._table.latest().row(id)
-        if row is None:
-            raise ConfigError(f"There is no item {id} in {self.location}.")
-        return row
+        return np.asarray(self._table.latest().row(id)["embedding"])
 
     def ids(self, where: str | None = None) -> list[int]:
         """The items that match, such as `"label = 'cat'"`, in order."""
@@ -180,21 +144,14 @@ class Gallery:
         return self._table.latest().batches(columns)
 
     def check(self) -> str:
-        """Compare all that the gallery holds with its checksums; a sentence on the result.
-
-        Damaged lists are rebuilt; a damaged table raises, and the error names the items and the last good version.
-        """
+        """Compare all with its checksums, in a sentence; damaged lists are rebuilt, a damaged table raises."""
         table = self._table.latest()
         table.check()
         self._snapshots.reopen()
         before = self.snapshot()
         after = self._snapshots.verified()
-        ids = np.sort(np.asarray(table.columns(["id"]).column("id")))
-        if len(twice := np.unique(ids[1:][ids[1:] == ids[:-1]])):
-            listed = ", ".join(map(str, twice[:20].tolist()))
-            raise GalleryError(f"{self.location} holds ids twice ({listed}): remove these ids and add them again.")
         lists = "as they were written" if before is after else "were damaged and have been rebuilt"
-        return f"the table of {len(ids):,} items is as it was written, its lists {lists}"
+        return f"the table of {len(table):,} items is as it was written, its lists {lists}"
 
     def touch(self) -> None:
         """Raise unless the table can be read; for health checks."""
@@ -208,8 +165,6 @@ class Gallery:
         """Make an old version the current one."""
         with self.writing() as table:
             table.restore(version)
-
-    # ------------------------------------------------------------------ writing
 
     def add(
         self,
@@ -229,21 +184,11 @@ class Gallery:
         """
         if self.model is None:
             raise ConfigError(f"{self.location} was made without a model: use add_embeddings.")
-        _require_positive(commit_every=1 if commit_every is None else commit_every)
+        require_positive(commit_every=1 if commit_every is None else commit_every)
         files, names = dataset_images(source, labels) if is_external(source) else list_with_labels(source, labels)
-        check_count("labels", names, len(files))
-        names, columns = check_labels(names), check_metadata(metadata, len(files))
+        columns = check_columns(len(files), names, None, metadata)
         with self.writing() as table:
-            return add_images(
-                table,
-                self.model,
-                files,
-                names,
-                columns,
-                thumbnails=self.thumbnails,
-                commit_every=commit_every or len(files),
-                progress=progress or (lambda _: None),
-            )
+            return add_images(table, self.model, files, columns, self.thumbnails, commit_every or len(files), progress)
 
     def add_embeddings(
         self,
@@ -254,20 +199,13 @@ class Gallery:
     ) -> list[int]:
         """Add external embeddings, one row each; all of them or, after a kill, none. Returns their ids."""
         matrix = self.check_vectors(vectors)
-        count = len(matrix)
-        columns = check_metadata(metadata, count)
-        check_count("labels", labels, count)
-        check_count("paths", paths, count)
-        columns["label"] = [None] * count if labels is None else check_labels(labels)
-        columns["path"] = [None] * count if paths is None else list(paths)
-        if any(path is not None and "\0" in path for path in columns["path"]):
-            raise ConfigError("paths must not hold a NUL character.")
-        if count == 0:
+        columns = check_columns(len(matrix), labels, paths, metadata)
+        if not len(matrix):
             return []
         with self.writing() as table:
-            table.add_columns({name: columns[name] for name in metadata or {}})
-            first = table.reserve_ids(count)
-            ids = list(range(first, first + count))
+            table.add_columns(columns)
+            first = table.reserve_ids(len(matrix))
+            ids = list(range(first, first + len(matrix)))
             table.commit(table.write({"id": ids, "embedding": matrix, **columns}))
         return ids
 
@@ -304,19 +242,16 @@ class Gallery:
         with self.writing() as table:
             # What is damaged must not be written on, and the versions before it must not be forgotten.
             table.check()
-            table.add_checksums()
             table.compact()
             if forget is not None:
                 table.forget(forget)
             table.seal((), prune=True)
             self._snapshots.write_lists(table)
 
-    # ------------------------------------------------------------------ searching
-
     @renamed_keywords(at_least="min_candidates")
     def search(
         self,
-        query: str | Path | bytes | int | Image.Image | np.ndarray,
+        query: Query,
         k: int = 20,
         method: Method = "two_stage",
         probes: int = 1,
@@ -333,9 +268,7 @@ class Gallery:
         vector, exclude_id = self.query_vector(query, allow_url=allow_url)
         return self.search_embeddings(vector[None], k, method, probes, min_candidates, where, exclude_id=exclude_id)[0]
 
-    def query_vector(
-        self, query: str | Path | bytes | int | Image.Image | np.ndarray, *, allow_url: bool = False
-    ) -> tuple[np.ndarray, int | None]:
+    def query_vector(self, query: Query, *, allow_url: bool = False) -> tuple[np.ndarray, int | None]:
         """The vector of a query, and the id to exclude where the query is an item."""
         if isinstance(query, (int, np.integer)) and not isinstance(query, bool):
             return self.vector(int(query)), int(query)
@@ -367,24 +300,19 @@ class Gallery:
     ) -> list[Result]:
         """The k nearest items of each vector, but for `exclude_id`; in the newest version, or in a `snapshot`."""
         matrix = self.check_vectors(queries)
-        _require_positive(k=k, probes=probes)
-        if method not in ("two_stage", "brute_force"):
-            raise ConfigError(f"method must be one of {', '.join(get_args(Method))}, found {method!r}.")
+        require_positive(k=k, probes=probes)
+        if method not in _METHODS:
+            raise ConfigError(f"method must be one of {', '.join(_METHODS)}, found {method!r}.")
         lists = probes if method == "two_stage" else None
-
-        def search_in(snapshot: Snapshot) -> tuple[list[Columns], list[np.ndarray] | None]:
-            masks = self._snapshots.masks(snapshot, where)
-            return snapshot.search(
-                matrix, k, probes=lists, min_candidates=min_candidates, masks=masks, exclude_id=exclude_id
-            )
-
         snapshot = self.snapshot() if snapshot is None else snapshot
         started = time.perf_counter()
         try:
-            hits, probed = search_in(snapshot)
+            masks = None if where is None else self._snapshots.masks(snapshot, where)
+            hits, probed = snapshot.search(matrix, k, lists, min_candidates, masks, exclude_id)
         except DamagedLists:
             snapshot = self._snapshots.repaired(snapshot)
-            hits, probed = search_in(snapshot)
+            masks = None if where is None else self._snapshots.masks(snapshot, where)
+            hits, probed = snapshot.search(matrix, k, lists, min_candidates, masks, exclude_id)
         seconds = (time.perf_counter() - started) / max(1, len(matrix))
         names, nearest = snapshot.anchors.names, None
         if probed is None:
@@ -399,15 +327,14 @@ class Gallery:
         """Whether each query is far from every anchor, the `nearest` if known; None without a calibration."""
         if (calibration := self.calibration) is None:
             return [None] * len(queries)
-        distances = np.sqrt(anchors.nearest_squares(queries, nearest))
-        unknown: list[bool | None] = (distances > calibration.threshold).tolist()
+        unknown: list[bool | None] = (
+            np.sqrt(anchors.nearest_squares(queries, nearest)) > calibration.threshold
+        ).tolist()
         return unknown
 
     def check_vectors(self, vectors: Any) -> np.ndarray:
         """Vectors as a float32 matrix of this gallery's dimension, one row each; raises where they are none."""
         return check_vectors(vectors, self.dim)
-
-    # ------------------------------------------------------------------ for other writers
 
     def anchors_for(self, table: Table) -> Anchors:
         """The anchors for what `table` holds now."""
@@ -417,25 +344,7 @@ class Gallery:
     def writing(self) -> Iterator[Table]:
         """Be the only writer of the table; the system releases the lock when its holder dies."""
         try:
-            with FileLock(self.path / LOCK, timeout=_LOCK_SECONDS):
-                self._table.refresh()
-                self._table.integrity.forget_lost_versions()
-                before = self._table.files()
-                try:
-                    yield self._table
-                finally:
-                    self._table.seal(before)
-        except Timeout as error:
-            raise GalleryError(f"Another process is writing to {self.location}: try again when it is done.") from error
-        except OSError as error:
-            reason = error.strerror or first_line(error)
-            message = f"{self.location} could not be written ({reason}): what it held before stays."
-            raise GalleryError(message) from error
+            with self._table.writing():
+                yield self._table
         finally:
             self._snapshots.invalidate()
-
-
-def _require_positive(**values: float) -> None:
-    for name, value in values.items():
-        if not value >= 1:
-            raise ConfigError(f"{name} must be at least 1, found {value}.")

@@ -6,6 +6,7 @@ import base64
 from contextlib import suppress
 from html import escape
 from pathlib import Path
+from string import Template
 
 from kedge.errors import ConfigError, ImageError
 from kedge.gallery.gallery import Gallery
@@ -18,45 +19,11 @@ __all__ = ["frame", "search_page", "text", "thumbnail", "write_page"]
 _HIT_SIDE = 256
 _QUERY_SIDE = 512
 
-_FRAME = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
-<title>{title}</title>
-<style>
-:root {{
-  color-scheme: light dark;
-  --paper: light-dark(#f6f6f4, #161719);
-  --card: light-dark(#fff, #212327);
-  --ink: light-dark(#1d1e20, #ececec);
-  --soft: light-dark(#63666b, #a2a6ad);
-  --line: light-dark(#dedfe0, #34373c);
-  --hole: light-dark(#ececea, #2a2c31);
-  --good: light-dark(#12703f, #6bd19b);
-  --warn: light-dark(#a33a12, #f0a07a);
-}}
-* {{ box-sizing: border-box; }}
-body {{ margin: 0; background: var(--paper); color: var(--ink); font: 15px/1.45 system-ui, sans-serif; }}
-ol {{ list-style: none; display: grid; gap: 16px; margin: 0; padding: 0; }}
-.hole {{ display: grid; place-items: center; padding: 16px; color: var(--soft); text-align: center; font-size: 13px; }}
-.row {{ display: flex; justify-content: space-between; gap: 8px; }}
-{style}
-</style>
-</head>
-<body>
-<main>
-{body}
-</main>
-</body>
-</html>
-"""
 
-
-def frame(title: str, style: str, body: str) -> str:
-    """A whole page that needs nothing else; `body` is HTML, `title` is not yet."""
-    return _FRAME.format(title=text(title), style=style.strip(), body=body.strip())
+def frame(title: str, style: Path, body: str) -> str:
+    """A whole page that needs nothing else; `body` is HTML, `title` is not yet, `style` a CSS file."""
+    page = Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
+    return page.substitute(title=text(title), style=style.read_text(encoding="utf-8").strip(), body=body.strip())
 
 
 def write_page(page: str, path: str | Path) -> None:
@@ -85,34 +52,6 @@ def text(value: str) -> str:
     return escape(value.encode("utf-8", "replace").decode())
 
 
-_SEARCH_STYLE = """
-main { display: grid; grid-template-columns: minmax(200px, 300px) 1fr; gap: 32px; max-width: 1500px;
-  margin: 0 auto; padding: 32px; align-items: start; }
-aside { position: sticky; top: 32px; }
-h1, h2 { font-size: 15px; font-weight: 600; margin: 0 0 12px; }
-ol { grid-template-columns: repeat(auto-fill, minmax(160px, 1fr)); }
-figure { margin: 0; background: var(--card); border: 1px solid var(--line); border-radius: 10px; overflow: hidden; }
-figure img, .hole { display: block; width: 100%; aspect-ratio: 1; object-fit: contain; background: var(--hole); }
-figcaption { padding: 10px 12px; }
-.label { font-weight: 600; overflow-wrap: anywhere; }
-.same { color: var(--good); }
-.distance { font-variant-numeric: tabular-nums; }
-.soft, .distance { color: var(--soft); }
-.path { font-size: 12px; white-space: nowrap; overflow: hidden; text-overflow: ellipsis; }
-aside .path { white-space: normal; overflow-wrap: anywhere; }
-dl { display: grid; grid-template-columns: auto 1fr; gap: 4px 12px; margin: 16px 0 0; font-size: 13px; }
-dt { color: var(--soft); }
-dd { margin: 0; overflow-wrap: anywhere; }
-a { color: inherit; }
-@media (max-width: 700px) {
-  main { grid-template-columns: 1fr; padding: 16px; gap: 20px; }
-  aside { position: static; }
-  aside figure { max-width: 240px; }
-  ol { grid-template-columns: repeat(auto-fill, minmax(130px, 1fr)); gap: 12px; }
-}
-"""
-
-
 def search_page(gallery: Gallery, query: Path | str | int, result: Result) -> str:
     """The page: the query on the left, its hits on the right, nearest first."""
     path, label = (str(query), None) if isinstance(query, (Path, str)) else gallery.item(query)[1:3]
@@ -137,7 +76,7 @@ def search_page(gallery: Gallery, query: Path | str | int, result: Result) -> st
         f"<aside>\n<h1>Query</h1>\n<figure>{_linked(path, _QUERY_SIDE)}<figcaption>{caption}</figcaption></figure>\n"
         f"<dl>{cells}</dl>\n</aside>\n<section>\n<h2>{heading}</h2>\n<ol>\n{hits}\n</ol>\n</section>"
     )
-    return frame(f"{name} in {gallery.location.name}", _SEARCH_STYLE, body)
+    return frame(f"{name} in {gallery.location.name}", Path(__file__).with_name("search.css"), body)
 
 
 def _hit(gallery: Gallery, rank: int, hit: Hit, query_label: str | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,6 +16,7 @@ from torch import Tensor
 from kedge.datasets.external import sources_of
 from kedge.datasets.sources import Source
 from kedge.errors import DataError, ImageError
+from kedge.gallery.schema import COLUMNS
 from kedge.gallery.table import Table
 from kedge.images import Preprocessing, list_images, prefetch, read_image
 from kedge.images.io import make_thumbnail
@@ -90,11 +91,8 @@ class StoredImage:
         return self.name
 
     def read_bytes(self) -> bytes:
-        """What the file would hold; an OSError where it cannot be read."""
-        try:
-            return self.source.content(self.row)
-        except ImageError as error:
-            raise OSError(str(error)) from error
+        """What the file would hold."""
+        return self.source.content(self.row)
 
 
 def list_with_labels(
@@ -130,13 +128,12 @@ def dataset_images(
             if (path := source.path(row)) is not None:
                 files.append(Path(path))
                 continue
-            image = StoredImage(source, row, f"{source.name}-{version}/{row}")
+            name = f"{source.name}-{version}/{row}"
             if version is None:
-                try:
-                    image = replace(image, name=f"{source.name}/{_digest(image.read_bytes())}")
-                except OSError:  # adding it will say why
-                    image = replace(image, name=f"{source.name}/{row}")
-            files.append(image)
+                name = f"{source.name}/{row}"
+                with contextlib.suppress(ImageError):  # adding it will say why
+                    name = f"{source.name}/{_digest(source.content(row))}"
+            files.append(StoredImage(source, row, name))
     return files, names if labels is None else list(labels)
 
 
@@ -169,8 +166,8 @@ class Batch:
 
     rows: list[int] = field(default_factory=list)
     images: list[Tensor] = field(default_factory=list)
-    hashes: list[str] = field(default_factory=list)
-    thumbnails: list[bytes | None] = field(default_factory=list)
+    contents: dict[str, list[Any]] = field(default_factory=dict)
+    """The columns that follow from the content of the files."""
     skipped: list[tuple[str, str]] = field(default_factory=list)
     present: int = 0
 
@@ -178,23 +175,15 @@ class Batch:
         self, first_id: int, paths: Sequence[Any], labels: Sequence[Any], metadata: Mapping[str, Sequence[Any]]
     ) -> dict[str, Any]:
         """The columns of the table, but for the embeddings; values are given for all files."""
-        columns: dict[str, Any] = {
-            "id": [first_id + row for row in self.rows],
-            "path": [str(paths[row]) for row in self.rows],
-            "label": [labels[row] for row in self.rows],
-            "hash": self.hashes,
-            "thumbnail": self.thumbnails,
-        }
-        return columns | {name: [values[row] for row in self.rows] for name, values in metadata.items()}
+        ids, names = [first_id + row for row in self.rows], [str(paths[row]) for row in self.rows]
+        by_row = {"label": labels, **metadata}
+        own = {name: [values[row] for row in self.rows] for name, values in by_row.items()}
+        return {"id": ids, "path": names, **self.contents, **own}
 
 
 def is_text(name: str) -> bool:
     """Whether a name can be stored: a file's may hold bytes that are no text."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
 def decode_file(
@@ -205,8 +194,8 @@ def decode_file(
         return Decoded(reason=NOT_TEXT)
     try:
         content = file.read_bytes()
-    except OSError as error:
-        return Decoded(reason=error.strerror or str(error))
+    except (OSError, ImageError) as error:
+        return Decoded(reason=getattr(error, "strerror", None) or str(error))
     return decode(content, existing, preprocessing, thumbnails)
 
 
@@ -226,18 +215,16 @@ def decode(content: bytes, existing: ExistingItem | None, preprocessing: Preproc
 
 def collate(first: int, files: Sequence[Any], decoded: Sequence[Decoded]) -> Batch:
     """What was decoded of `files`, from number `first` on."""
-    batch = Batch()
-    for row, (image, digest, thumbnail, reason) in enumerate(decoded, start=first):
-        if image is not None:
-            batch.rows.append(row)
-            batch.images.append(image)
-            batch.hashes.append(digest)
-            batch.thumbnails.append(thumbnail)
-        elif reason:
-            batch.skipped.append((str(files[row]), reason))
-        else:
-            batch.present += 1
-    return batch
+    numbered = list(enumerate(decoded, start=first))
+    new = [(row, item) for row, item in numbered if item.image is not None]
+    skipped = [(str(files[row]), item.reason) for row, item in numbered if item.reason]
+    return Batch(
+        rows=[row for row, _ in new],
+        images=[item.image for _, item in new if item.image is not None],
+        contents={"hash": [item.hash for _, item in new], "thumbnail": [item.thumbnail for _, item in new]},
+        skipped=skipped,
+        present=len(numbered) - len(new) - len(skipped),
+    )
 
 
 # ---------------------------------------------------------------------- adding
@@ -263,29 +250,29 @@ def add_images(
     table: Table,
     model: Model,
     files: Sequence[Any],
-    labels: Sequence[str | None],
-    metadata: Mapping[str, Sequence[Any]],
-    *,
+    columns: Mapping[str, Sequence[Any]],
     thumbnails: int,
     commit_every: int,
-    progress: Callable[[Added], None],
+    progress: Callable[[Added], None] | None,
 ) -> Added:
     """Add the images that the table lacks, a commit after every so many. The caller must hold the gallery's lock."""
     existing, outdated = existing_items(table, files)
     added = Added(len(files))
     first = table.reserve_ids(len(files))
-    table.add_columns(metadata)
-    progress(added)
+    table.add_columns(columns)
+    metadata = {name: values for name, values in columns.items() if name not in COLUMNS}
+    report = progress or (lambda _: None)
+    report(added)
     fragments: list[Any] = []
-    uncommitted = 0
+    committed = 0
 
     def commit() -> None:
-        nonlocal uncommitted
+        nonlocal committed
         # Cleared first: what is interrupted here must not be committed a second time.
         new, old = fragments[:], outdated[:]
         fragments.clear()
         outdated.clear()
-        uncommitted = 0
+        committed = len(added)
         if new:
             table.commit(new)
         table.delete(old)
@@ -300,15 +287,13 @@ def add_images(
                 added.skipped += batch.skipped
                 added.present += batch.present
                 if batch.rows:
-                    columns = batch.columns(first, files, labels, metadata)
-                    columns["embedding"] = model.embed(batch.images).numpy()
-                    fragments += table.write(columns)
-                    outdated += [existing[path].id for path in columns["path"] if path in existing]
-                    added += columns["id"]
-                    uncommitted += len(batch.rows)
-                if uncommitted >= commit_every:
+                    rows = batch.columns(first, files, columns["label"], metadata)
+                    fragments += table.write({**rows, "embedding": model.embed(batch.images).numpy()})
+                    outdated += [existing[path].id for path in rows["path"] if path in existing]
+                    added += rows["id"]
+                if len(added) - committed >= commit_every:
                     commit()
-                progress(added)
+                report(added)
     except KeyboardInterrupt:
         # Who commits in steps keeps what is whole.
         if commit_every < len(files):
@@ -326,19 +311,19 @@ def index_folder(gallery: Gallery, folder: str | Path, *, progress: Callable[[Ad
     files, labels = list_with_labels(existing_folder(folder))
     if not files:
         raise DataError(f"{folder} holds no images: give the folder that holds them.")
-    report = progress or (lambda _: None)
-    latest = Added(len(files))
+    skipped: list[tuple[str, str]] | None = None
 
     def keep(added: Added) -> None:
-        nonlocal latest
-        latest = added
-        report(added)
+        nonlocal skipped
+        skipped = added.skipped if added.done else None
+        if progress is not None:
+            progress(added)
 
     try:
         added = gallery.add(files, labels, commit_every=_COMMIT_EVERY, progress=keep)
     finally:
-        if latest.done:
-            write_unreadable(gallery.path / UNREADABLE, latest.skipped)
+        if skipped is not None:
+            write_unreadable(gallery.path / UNREADABLE, skipped)
     gallery.optimize()
     return added
 

@@ -5,11 +5,9 @@ Checksums tell a damaged disk or an interrupted copy from what was written; they
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
-import threading
 import zlib
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
@@ -23,10 +21,10 @@ from filelock import FileLock, Timeout
 
 from kedge.errors import GalleryError, KedgeError
 from kedge.gallery.location import LOCK, Location
-from kedge.gallery.schema import CHECKSUM, damaged_rows, first_line, seal_text, unseal_text
+from kedge.gallery.schema import CHECKSUM, damaged_rows, first_line, seal_json, unseal_json
 from kedge.io import atomic_write
 
-__all__ = ["Integrity", "missing_file", "repair_copy", "wrap_read_errors"]
+__all__ = ["Integrity", "wrap_read_errors"]
 
 _FILE = "checksums.json"
 _CHUNK = 1 << 22
@@ -60,13 +58,12 @@ class Integrity:
     def __init__(self, location: Location, dim: int) -> None:
         self.location = location
         self.dim = dim
-        self.inode: int | None = None
-        """Of the folder that was last written to: a copy has another one."""
         self.checksums: dict[str, int] = {}
+        self._inode: int | None = None
+        """Of the folder that was last written to: a copy has another one."""
         self._folder = location.folder
         self._mtime = 0
         self._intact: set[str] = set()
-        self._lock = threading.RLock()
         self._load()
 
     # ------------------------------------------------------------------ the files of a version
@@ -84,9 +81,10 @@ class Integrity:
                 manifests[version] = f"record.lance/_versions/{name}"
         return manifests
 
-    def files(self, dataset: Any) -> set[str]:
-        """The files of a version, but for its manifest."""
-        return set[str]().union(*(names for _, names in self._fragments(dataset)))
+    def files(self, dataset: Any, *, manifest: bool = False) -> set[str]:
+        """The files of a version, with its manifest or without."""
+        own = [name for number, name in self.manifests().items() if manifest and number == dataset.version]
+        return set(own).union(*(names for _, names in self._fragments(dataset)))
 
     def _fragments(self, dataset: Any, data_files: Collection[str] | None = None) -> Iterator[tuple[Any, set[str]]]:
         """Fragments and their files: all, or those whose first data file is one of `data_files`."""
@@ -97,26 +95,26 @@ class Integrity:
                     names.add(f"record.lance/{deletions}")
                 yield fragment, names
 
+    def missing_file(self, dataset: Any) -> Path | None:
+        """A file of a version that does not exist, or not in its full length."""
+        for fragment, names in self._fragments(dataset):
+            sizes = {f"record.lance/data/{file.path}": file.file_size_bytes for file in fragment.metadata.files}
+            for name in names:
+                file, size = self._folder / name, sizes.get(name)
+                if not file.exists() or (size and file.stat().st_size != size):
+                    return file
+        return None
+
     # ------------------------------------------------------------------ comparing
 
     def damaged(self, names: Iterable[str], *, again: bool = False) -> list[str]:
         """Those of the files that are missing or whose bytes differ; with `again`, even if they did not before."""
-        with self._lock:
-            names = sorted(names if again else set(names) - self._intact)
-            if not self.checksums.keys() >= set(names):
-                self._load()
-            damaged = [name for name in names if not self._is_intact(name)]
-            self._intact |= self.checksums.keys() & names
-            self._intact -= set(damaged)
-            return damaged
-
-    def _is_intact(self, name: str) -> bool:
-        file = self._folder / name
-        try:
-            # A file without a checksum must at least exist.
-            return file.exists() if name not in self.checksums else _file_checksum(file) == self.checksums[name]
-        except OSError:
-            return False
+        names = set(names) if again else set(names) - self._intact
+        if not self.checksums.keys() >= names:
+            self._load()
+        damaged = [name for name in sorted(names) if not _is_intact(self._folder / name, self.checksums.get(name))]
+        self._intact = (self._intact | (self.checksums.keys() & names)) - set(damaged)
+        return damaged
 
     def require(self, names: Iterable[str]) -> None:
         """Raise unless all these files are as they were written."""
@@ -143,7 +141,7 @@ class Integrity:
         """Raise unless these files are as they were written; what was compared before is not compared again."""
         with wrap_read_errors(self.location):
             fragments = [part for part in self._fragments(dataset, data_files) if not part[1] <= self._intact]
-            self.require(set[str]().union(*(names for _, names in fragments)))
+            self.require(name for _, names in fragments for name in names)
             for fragment, names in fragments:
                 if CHECKSUM in dataset.schema.names and not names <= self._intact:
                     items = self._damaged_items(dataset, fragment)
@@ -162,22 +160,23 @@ class Integrity:
         Rows are compared one by one only in files that differ or that have no checksum.
         """
         with wrap_read_errors(self.location):
-            manifest = self.manifests().get(int(dataset.version))
-            damaged = set(self.damaged(self.files(dataset) | ({manifest} if manifest else set()), again=True))
-            items, unreadable = list[int](), 0
+            damaged = set(self.damaged(self.files(dataset, manifest=True), again=True))
+            damaged_items, unreadable = list[int](), 0
             for fragment, names in self._fragments(dataset):
-                if names & damaged or not names <= self.checksums.keys():
-                    in_fragment = self._damaged_items(dataset, fragment)
-                    if in_fragment is None:
-                        unreadable += fragment.physical_rows
-                    if in_fragment is None or in_fragment:
-                        damaged |= names & damaged or {max(names)}
-                        items += in_fragment or []
+                if not names & damaged and names <= self.checksums.keys():
+                    continue
+                items = self._damaged_items(dataset, fragment)
+                if items is None:
+                    unreadable += fragment.physical_rows
+                if items is None or items:
+                    damaged |= names & damaged or {max(names)}
+                    damaged_items += items or []
             if not damaged:
                 return
             what = f"{len(damaged)} of the files of its table differ from what was written ({min(damaged)})"
-            if items:
-                what += f"; damaged items: {', '.join(map(str, sorted(items)[:20]))}{' …' if len(items) > 20 else ''}"
+            if damaged_items:
+                listed = ", ".join(map(str, sorted(damaged_items)[:20]))
+                what += f"; damaged items: {listed}{' …' if len(damaged_items) > 20 else ''}"
             if unreadable:
                 what += f"; {unreadable:,} items cannot be read"
             raise GalleryError(f"{self.location} is damaged: {what}; {self._last_good(damaged)}.")
@@ -220,32 +219,30 @@ class Integrity:
         newest_before = max((number for number, name in manifests.items() if name in before), default=0)
         new = {name for number, name in manifests.items() if number > newest_before}
         new |= self.files(dataset) - (set() if prune else set(before))
-        gone = [name for name in self.checksums if prune and not (self._folder / name).exists()]
+        gone = {name for name in self.checksums if prune and not (self._folder / name).exists()}
         # What has a checksum never changes: another one would only hide damage.
-        new -= self.checksums.keys()
-        if new or gone:
-            self.update(new, gone)
+        self._update(new - self.checksums.keys(), gone)
 
     def forget_lost_versions(self) -> None:
         """Forget the checksums of versions newer than the newest that exists, whose numbers will be used again.
 
         Such versions were moved away, or never came with a copy.
         """
-        manifests = set(self.manifests().values())
-        lost = [name for name in self.checksums if "/_versions/" in name and name not in manifests]
-        if lost and self.location.url is None:
-            self.update((), lost)
+        if self.location.url is None:
+            lost = {name for name in self.checksums if "/_versions/" in name}
+            self._update(set(), lost - set(self.manifests().values()))
 
-    def update(self, new: Iterable[str], gone: Iterable[str]) -> None:
+    def _update(self, new: set[str], gone: set[str]) -> None:
         """Keep the checksums of new files and forget those of others."""
-        with self._lock:
-            self._load()
-            self._intact -= set(gone)
-            kept = {name: checksum for name, checksum in self.checksums.items() if name not in set(gone)}
-            self.checksums = kept | {name: _file_checksum(self._folder / name) for name in new}
-            self.inode = self._folder.stat().st_ino
-            with atomic_write(self._folder / _FILE, at_once=False) as stream:
-                stream.write(seal_text(json.dumps({"inode": self.inode, "files": self.checksums}, indent=0)))
+        if not new and not gone:
+            return
+        self._load()
+        self._intact -= gone
+        kept = {name: checksum for name, checksum in self.checksums.items() if name not in gone}
+        self.checksums = kept | {name: _file_checksum(self._folder / name) for name in new}
+        self._inode = self._folder.stat().st_ino
+        with atomic_write(self._folder / _FILE, at_once=False) as stream:
+            stream.write(seal_json({"inode": self._inode, "files": self.checksums}, indent=0))
 
     def _load(self) -> None:
         file = self._folder / _FILE
@@ -253,13 +250,67 @@ class Integrity:
             mtime = os.stat(file).st_mtime_ns  # noqa: PTH116 - asked at every new version
             if mtime == self._mtime:
                 return
-            content = json.loads(unseal_text(file.read_bytes()))
+            content = unseal_json(file.read_bytes())
             self.checksums = {str(name): int(value) for name, value in content["files"].items()}
-            self.inode, self._mtime = int(content["inode"]), mtime
+            self._inode, self._mtime = int(content["inode"]), mtime
         except FileNotFoundError:
             return
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             _log.warning("%s is damaged, and the table's files are not compared: kedge optimize renews it.", file)
+
+    # ------------------------------------------------------------------ a copy that was made while somebody wrote
+
+    def repair_copy(self) -> None:
+        """Set aside the versions of a copy that were committed while it was made and whose files it lacks.
+
+        Only these: where a file is missing for another reason, something is damaged, and an older version would hide
+        it. A folder that was written here or by the first release is no such copy.
+        """
+        folder = self._folder
+        if self.location.url is not None or self._inode in (None, folder.stat().st_ino):
+            return
+        if not self._incomplete_versions():
+            return
+        try:
+            with FileLock(folder / LOCK, timeout=0):
+                incomplete = self._incomplete_versions()
+                # Their numbers will be used again, for other versions.
+                self._update(set(), set(incomplete))
+                (folder / "record.lance" / "_versions" / "latest_version_hint.json").unlink(missing_ok=True)
+                (folder / "incomplete").mkdir(exist_ok=True)
+                for name in incomplete:
+                    shutil.move(folder / name, folder / "incomplete" / Path(name).name)
+        except (Timeout, OSError) as error:
+            raise GalleryError(
+                f"{self.location} was copied while it was written, and cannot be completed now: {error}."
+            ) from error
+        _log.warning("%s was copied while it was written: its last %d versions are left out.", folder, len(incomplete))
+
+    def _incomplete_versions(self) -> list[str]:
+        """The manifests of the newest versions that lack files and were committed when the copy had begun."""
+        incomplete: list[str] = []
+        for number, manifest in sorted(self.manifests().items(), reverse=True):
+            try:
+                dataset = lance.dataset(self.location.table_uri, version=number)
+                if self.missing_file(dataset) is None:
+                    return incomplete
+                versions: list[Any] = dataset.versions()
+                committed = next(entry["timestamp"] for entry in versions if entry["version"] == number).timestamp()
+            except (ValueError, OSError, RuntimeError):
+                return incomplete  # damaged, which its readers report
+            copy_began = min(file.stat().st_ctime for file in self._folder.rglob("*") if file.is_file())
+            if committed < copy_began - _CLOCK_SKEW:
+                return incomplete
+            incomplete.append(manifest)
+        return []  # not one is whole
+
+
+def _is_intact(file: Path, checksum: int | None) -> bool:
+    """Whether a file has this checksum; one without a checksum must at least exist."""
+    try:
+        return file.exists() if checksum is None else _file_checksum(file) == checksum
+    except OSError:
+        return False
 
 
 def _file_checksum(file: Path) -> int:
@@ -268,65 +319,3 @@ def _file_checksum(file: Path) -> int:
         while chunk := stream.read(_CHUNK):
             checksum = zlib.crc32(chunk, checksum)
     return checksum
-
-
-def missing_file(folder: Path, dataset: Any) -> Path | None:
-    """A file of a version of the table that does not exist, or not in its full length."""
-    for fragment in dataset.get_fragments():
-        sizes = {f"data/{file.path}": file.file_size_bytes for file in fragment.metadata.files}
-        if (deletions := fragment.deletion_file()) is not None:
-            sizes[deletions] = None
-        for name, size in sizes.items():
-            file = folder / "record.lance" / name
-            if not file.exists() or (size and file.stat().st_size != size):
-                return file
-    return None
-
-
-# ---------------------------------------------------------------------- a copy that was made while somebody wrote
-
-
-def repair_copy(location: Location) -> None:
-    """Set aside the versions of a copy that were committed while it was made and whose files it lacks.
-
-    Only these: where a file is missing for another reason, something is damaged, and an older version would hide it.
-    """
-    if location.url is not None:
-        return
-    integrity, folder = Integrity(location, dim=0), location.folder
-    if integrity.inode in (None, folder.stat().st_ino) or not _incomplete_versions(integrity):
-        return  # written here or by the first release, or whole
-    try:
-        with FileLock(folder / LOCK, timeout=0):
-            incomplete = _incomplete_versions(integrity)
-            # Their numbers will be used again, for other versions.
-            integrity.update((), incomplete)
-            (folder / "record.lance" / "_versions" / "latest_version_hint.json").unlink(missing_ok=True)
-            (folder / "incomplete").mkdir(exist_ok=True)
-            for name in incomplete:
-                shutil.move(folder / name, folder / "incomplete" / Path(name).name)
-    except (Timeout, OSError) as error:
-        raise GalleryError(
-            f"{location} was copied while it was written, and cannot be completed now: {error}."
-        ) from error
-    _log.warning("%s was copied while it was written: its last %d versions are left out.", folder, len(incomplete))
-
-
-def _incomplete_versions(integrity: Integrity) -> list[str]:
-    """The manifests of the newest versions that lack files and were committed when the copy had begun."""
-    folder, incomplete = integrity.location.folder, list[str]()
-    copy_began: float | None = None
-    for number, manifest in sorted(integrity.manifests().items(), reverse=True):
-        try:
-            dataset = lance.dataset(integrity.location.table_uri, version=number)
-            if missing_file(folder, dataset) is None:
-                return incomplete
-            versions: list[Any] = dataset.versions()
-            committed = next(entry["timestamp"] for entry in versions if entry["version"] == number).timestamp()
-        except (ValueError, OSError, RuntimeError):
-            return incomplete  # damaged, which its readers report
-        copy_began = copy_began or min(file.stat().st_ctime for file in folder.rglob("*") if file.is_file())
-        if committed < copy_began - _CLOCK_SKEW:
-            return incomplete
-        incomplete.append(manifest)
-    return []  # not one is whole

@@ -5,7 +5,6 @@ On disk it is a folder of plain arrays that are memory-mapped; in memory the sam
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 import secrets
@@ -24,7 +23,7 @@ from kedge.gallery.anchor_index import ARRAYS as INDEX_ARRAYS
 from kedge.gallery.anchor_index import AnchorIndex
 from kedge.gallery.anchors import Anchors
 from kedge.gallery.distances import norms_of
-from kedge.gallery.schema import embeddings_of, require_valid, seal_text, unseal_text
+from kedge.gallery.schema import embeddings_of, require_valid, seal_json, unseal_json
 from kedge.gallery.table import Table
 from kedge.io import atomic_write
 
@@ -71,10 +70,6 @@ class BlockChecksums:
                 self._pending[block] = False
         if ranges:
             self._all_intact = not self._pending.any()
-
-    def check_all(self) -> None:
-        """Compare everything that was not compared before."""
-        self.check([(0, _BLOCK * len(self._checksums))])
 
     def _prefetch(self, start: int, end: int) -> None:
         """Ask for all pages of some rows at once (MADV_WILLNEED)."""
@@ -129,7 +124,7 @@ class InvertedLists:
     def verify(self) -> None:
         """Compare all bytes with their checksums, unless that was done before."""
         if self.blocks is not None:
-            self.blocks.check_all()
+            self.blocks.check([(0, len(self))])
 
     def describe(self, rows: np.ndarray) -> tuple[list[int], list[str | None], list[str | None]]:
         """Ids, paths and labels of some rows."""
@@ -195,7 +190,7 @@ def open_lists(root: Path, known: StoredLists | None = None) -> StoredLists | No
             name = (root / _CURRENT).read_text()
             if known is not None and known.name == name:
                 return known
-            header = json.loads(unseal_text((root / name / "lists.json").read_bytes()))
+            header = unseal_json((root / name / "lists.json").read_bytes())
             # Lists of another precision, which earlier releases wrote, are rebuilt.
             if header["format"] == FORMAT and header.get("precision", "float32") == "float32":
                 return _load(root / name, header)
@@ -245,7 +240,7 @@ def write_lists(root: Path, table: Table, anchors: Anchors, *, by_label: bool) -
         header = _write_arrays(folder, table, anchors, by_label=by_label)
         header |= {"format": FORMAT, "pieces": table.data_files(), "learned": anchors.learned, "names": anchors.names}
         header["arrays"] = _describe_arrays(folder)
-        (folder / "lists.json").write_bytes(seal_text(json.dumps(header)))
+        (folder / "lists.json").write_bytes(seal_json(header))
         for file in folder.iterdir():
             with file.open("rb") as stream:
                 os.fsync(stream.fileno())

@@ -9,14 +9,14 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from tokenize import TokenError
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
 from kedge.errors import ConfigError, GalleryError
 from kedge.gallery.calibration import FILE as CALIBRATION
 from kedge.gallery.location import Location
-from kedge.gallery.schema import CHECKSUM, check_label, json_checksum
+from kedge.gallery.schema import check_label, seal_json, unseal_json
 from kedge.gallery.table import Table
 from kedge.io import Folder
 from kedge.model import Model
@@ -27,6 +27,7 @@ FILE = "gallery.json"
 FORMAT = 2
 """Since 2, checksums tell damaged bytes; see `integrity.py`."""
 KIND = "kedge-gallery"
+_ANCHORS = "anchors.npy"
 ListKind = Literal["label", "anchor"]
 
 
@@ -43,6 +44,16 @@ class Manifest:
     """The longer side of its thumbnails in pixels; 0: it keeps none."""
     anchors: int | None = None
     """The CRC-32 of the file of anchors, in a gallery of external embeddings that came with some."""
+    precision: str = "float32"
+    """Of the lists that earlier releases wrote; such lists are rebuilt."""
+
+    def __post_init__(self) -> None:
+        if self.lists not in get_args(ListKind):
+            raise ConfigError(f"lists must be one of {', '.join(get_args(ListKind))}, found {self.lists!r}.")
+        if not 0 <= self.thumbnails <= 1024:
+            raise ConfigError(f"thumbnails must lie between 0 and 1024 pixels, found {self.thumbnails}.")
+        if self.dim < 1:
+            raise ConfigError(f"dim must be at least 1, found {self.dim}.")
 
 
 def create_folder(
@@ -51,24 +62,19 @@ def create_folder(
     anchors: np.ndarray | None,
     classes: Sequence[str] | None,
     dim: int | None,
-    *,
     lists: ListKind,
     thumbnails: int,
 ) -> tuple[Manifest, np.ndarray | None]:
     """An empty gallery, the whole of it or, after a kill, nothing in its place; its manifest and learned anchors."""
-    if lists not in get_args(ListKind):
-        raise ConfigError(f"lists must be one of {', '.join(get_args(ListKind))}, found {lists!r}.")
-    if not 0 <= thumbnails <= 1024:
-        raise ConfigError(f"thumbnails must lie between 0 and 1024 pixels, found {thumbnails}.")
-    if is_taken(location):
-        raise GalleryError(f"{location} is there already: open it with Gallery.open, or choose another path.")
     if model is None:
         learned, names, dim = _check_anchors(anchors, classes, dim)
     elif anchors is not None or classes is not None or dim is not None:
         raise ConfigError("A model brings its own anchors, classes and dimension: give only the model.")
     else:
         learned, names, dim = _learned_anchors(model), tuple(model.classes), model.dim
-    manifest = Manifest(dim, lists, list(names), None if model is None else model.fingerprint, thumbnails)
+    manifest = Manifest(dim, lists, names, None if model is None else model.fingerprint, thumbnails)
+    if is_taken(location):
+        raise GalleryError(f"{location} is there already: open it with Gallery.open, or choose another path.")
     folder = location.folder
     if location.url is not None:
         # What is here is the cache of a gallery that is there no more.
@@ -80,22 +86,20 @@ def create_folder(
         if model is not None:
             model.save(part / "model")
         elif learned is not None:
-            np.save(part / "anchors.npy", learned)
-            manifest = replace(manifest, anchors=zlib.crc32((part / "anchors.npy").read_bytes()))
+            np.save(part / _ANCHORS, learned)
+            manifest = replace(manifest, anchors=zlib.crc32((part / _ANCHORS).read_bytes()))
         if location.url is None:
             Table.create(part, dim)
-        values = {"kind": KIND, "format": FORMAT, **asdict(manifest)}
-        values[CHECKSUM] = json_checksum(values)
-        (part / FILE).write_text(json.dumps(values, indent=2, ensure_ascii=False), encoding="utf-8")
+        (part / FILE).write_bytes(seal_json({"kind": KIND, "format": FORMAT, **asdict(manifest)}, indent=2))
         part.rename(folder)
     finally:
         shutil.rmtree(part, ignore_errors=True)
     if location.url is not None:
         Table.create(location, dim)
         location.create_counter()
-        names_there = sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
+        files = sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
         # The manifest, which makes a gallery of it, comes last.
-        location.upload(*(name for name in names_there if name != FILE), FILE)
+        location.upload(*(name for name in files if name != FILE), FILE)
     return manifest, learned
 
 
@@ -106,7 +110,7 @@ def download_folder(location: Location) -> None:
     local = location.folder / FILE
     if not local.exists() or local.read_bytes() != location.read(FILE):
         model = [f"model/{name}" for name in Folder(location.url).names("model")]
-        location.download(*model, "anchors.npy", FILE)
+        location.download(*model, _ANCHORS, FILE)
     location.download(CALIBRATION)
 
 
@@ -120,33 +124,27 @@ def is_taken(location: Location) -> bool:
 
 def read_manifest(location: Location) -> Manifest:
     """The manifest of a gallery."""
-    folder = location.folder
-    file = folder / FILE
-    if not folder.exists() or (location.url is not None and not file.exists()):
+    file = location.folder / FILE
+    if not location.folder.exists() or (location.url is not None and not file.exists()):
         raise GalleryError(f"There is no gallery {location}: check the path, or make one with Gallery.create.")
     try:
-        values: Any = json.loads(file.read_bytes())
+        content = file.read_bytes()
+        stated = json.loads(content)
     except FileNotFoundError as error:
         raise GalleryError(f"{location} is no gallery: it holds no {file.name}.") from error
     except (OSError, ValueError) as error:
         raise GalleryError(f"{file} is damaged: it cannot be read as JSON.") from error
-    if not isinstance(values, dict) or values.get("kind") != KIND:
+    if not isinstance(stated, dict) or stated.get("kind") != KIND:
         raise GalleryError(f"{location} is no Kedge gallery.")
-    written = values.get("format", 0)
+    written = stated.get("format", 0)
     if isinstance(written, int) and written > FORMAT:
         raise GalleryError(f"{location} has format {written}, this Kedge reads up to {FORMAT}: upgrade Kedge.")
-    # Galleries of format 1 have no checksum.
-    if written != 1 and values.get(CHECKSUM) != json_checksum(values):
-        raise GalleryError(f"{file} is damaged: it is not as it was written; bring it back from a backup.")
-    # Earlier releases wrote lists in several precisions.
-    other = ("kind", "format", "precision", CHECKSUM)
     try:
-        manifest = Manifest(**{name: value for name, value in values.items() if name not in other})
-        if manifest.lists not in get_args(ListKind) or not manifest.dim >= 1:
-            raise ValueError(manifest)
-    except (TypeError, ValueError) as error:
-        raise GalleryError(f"{file} is damaged: it does not say what a gallery must.") from error
-    return manifest
+        # Galleries of format 1 have no checksum.
+        values = unseal_json(content, optional=written == 1)
+        return Manifest(**{name: value for name, value in values.items() if name not in ("kind", "format")})
+    except (TypeError, ValueError, ConfigError) as error:
+        raise GalleryError(f"{file} is damaged: it is not as it was written; bring it back from a backup.") from error
 
 
 def open_model(location: Location, manifest: Manifest, model: Model | None) -> tuple[Model | None, np.ndarray | None]:
@@ -172,7 +170,7 @@ def _learned_anchors(model: Model) -> np.ndarray | None:
 
 def _read_anchors(location: Location, manifest: Manifest) -> np.ndarray | None:
     """The anchors of a gallery without a model, if it was created with any."""
-    file = location.folder / "anchors.npy"
+    file = location.folder / _ANCHORS
     if manifest.anchors is None and not file.exists():
         return None
     try:
@@ -196,6 +194,6 @@ def _check_anchors(
     if matrix.ndim != 2 or 0 in matrix.shape or not np.isfinite(matrix).all():
         raise ConfigError(f"anchors must be a finite matrix, one row per class, found shape {matrix.shape}.")
     names = tuple(map(check_label, classes)) if classes is not None else tuple(map(str, range(len(matrix))))
-    if len(names) != len(matrix) or len(set(names)) < len(names) or None in names:
+    if len(names) != len(matrix) or len(set(names)) < len(names):
         raise ConfigError(f"classes must be {len(matrix)} different names, one per anchor.")
     return matrix, names, matrix.shape[1]

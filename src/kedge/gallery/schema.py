@@ -17,27 +17,27 @@ __all__ = [
     "CHECKSUM",
     "COLUMNS",
     "arrow_columns",
-    "check_count",
+    "check_columns",
     "check_label",
     "check_labels",
-    "check_metadata",
     "check_vectors",
     "column_types",
     "damaged_rows",
     "embeddings_of",
     "first_line",
-    "json_checksum",
     "normalize_label",
+    "require_positive",
     "require_valid",
     "row_checksums",
-    "seal_text",
-    "unseal_text",
+    "seal_json",
+    "unseal_json",
 ]
 
 CHECKSUM = "checksum"
 """The column of the table with the checksum of each row, and the key of a JSON file with that of its other keys."""
 COLUMNS = ("id", "path", "label", "hash", "embedding", "thumbnail", CHECKSUM)
-"""The columns of every table; the user's metadata comes after them. The first release wrote no checksums."""
+"""The columns of every table; the user's metadata comes after them. Tables of the first release have no checksums."""
+_SEAL = f', "{CHECKSUM}": '.encode()
 _MAX_ID = 1 << 40
 _MAX_NORM = 1e18
 """Squares of larger lengths overflow single precision."""
@@ -94,20 +94,31 @@ def check_vectors(vectors: Any, dim: int) -> np.ndarray:
     return matrix
 
 
-def check_metadata(metadata: Mapping[str, Sequence[Any]] | None, count: int) -> dict[str, list[Any]]:
-    """The user's columns; raises where they have the name of another column, or not a value for each item."""
-    columns = {name: list(values) for name, values in (metadata or {}).items()}
-    for name, values in columns.items():
-        if name in COLUMNS:
-            raise ConfigError(f"metadata cannot be named {name!r}: the gallery has a column of that name.")
-        check_count(name, values, count)
+def check_columns(
+    count: int,
+    labels: Sequence[str | None] | None,
+    paths: Sequence[str | None] | None,
+    metadata: Mapping[str, Sequence[Any]] | None,
+) -> dict[str, list[Any]]:
+    """Labels, paths and the user's columns, a value of each for every item; raises where they are none."""
+    if reserved := [name for name in metadata or {} if name in COLUMNS]:
+        raise ConfigError(f"metadata cannot be named {reserved[0]!r}: the gallery has a column of that name.")
+    for name, values in {"labels": labels, "paths": paths, **(metadata or {})}.items():
+        if values is not None and len(values) != count:
+            raise ConfigError(f"{name} must have {count} entries, one per item, found {len(values)}.")
+    if any(path is not None and "\0" in path for path in paths or ()):
+        raise ConfigError("paths must not hold a NUL character.")
+    columns: dict[str, list[Any]] = {name: list(values) for name, values in (metadata or {}).items()}
+    columns["label"] = [None] * count if labels is None else check_labels(labels)
+    columns["path"] = [None] * count if paths is None else list(paths)
     return columns
 
 
-def check_count(name: str, values: Sequence[Any] | None, count: int) -> None:
-    """Raise unless there are as many values as items, or none at all."""
-    if values is not None and len(values) != count:
-        raise ConfigError(f"{name} must have {count} entries, one per item, found {len(values)}.")
+def require_positive(**values: float) -> None:
+    """Raise unless these arguments are at least 1."""
+    for name, value in values.items():
+        if not value >= 1:
+            raise ConfigError(f"{name} must be at least 1, found {value}.")
 
 
 # ---------------------------------------------------------------------- labels
@@ -147,21 +158,19 @@ def row_checksums(rows: pa.RecordBatch | pa.Table, dim: int) -> np.ndarray:
         column, key = rows.column(name), zlib.crc32(name.encode())
         if pa.types.is_temporal(column.type):  # as a number: how Python shows it depends on what is installed
             column = column.cast(pa.int32() if column.type.bit_width == 32 else pa.int64())
-        cells: Iterable[bytes | None]
-        if name == "embedding":
-            cells = (row.tobytes() for row in embeddings_of(rows, dim).astype("<f4", copy=False))
-        elif column.null_count == len(rows):
+        if column.null_count == len(rows):
             continue
-        else:
-            cells = map(_encode_cell, column.to_pylist())
-        for row, cell in enumerate(cells):
-            if cell is not None:
+        is_embedding = name == "embedding"
+        values = embeddings_of(rows, dim).astype("<f4", copy=False) if is_embedding else column.to_pylist()
+        for row, value in enumerate(values):
+            if value is not None:
+                cell = value.tobytes() if is_embedding else _encode_cell(value)
                 checksums[row] = zlib.crc32(cell, checksums[row] ^ key)
     return np.array(checksums, dtype=np.int64)
 
 
-def _encode_cell(value: Any) -> bytes | None:
-    if value is None or isinstance(value, bytes):
+def _encode_cell(value: Any) -> bytes:
+    if isinstance(value, bytes):
         return value
     if isinstance(value, (str, int, float)):
         return str(value).encode("utf-8", "surrogatepass")
@@ -172,10 +181,8 @@ def damaged_rows(rows: pa.RecordBatch | pa.Table, dim: int) -> np.ndarray:
     """Mask of the rows that differ from their checksum or hold invalid numbers."""
     ids = np.asarray(rows.column("id"))
     damaged: np.ndarray = ~np.isfinite(embeddings_of(rows, dim)).all(axis=1) | (ids < 0) | (ids >= _MAX_ID)
-    if CHECKSUM in rows.schema.names and len(rows):
-        written = rows.column(CHECKSUM).to_numpy(zero_copy_only=False)
-        # The first release leaves the cells empty.
-        damaged |= ~np.isnan(written.astype(np.float64)) & (written != row_checksums(rows, dim))
+    if CHECKSUM in rows.schema.names:
+        damaged |= np.asarray(rows.column(CHECKSUM)) != row_checksums(rows, dim)
     return damaged
 
 
@@ -192,24 +199,19 @@ def require_valid(ids: np.ndarray, embeddings: np.ndarray | None = None) -> None
 # ---------------------------------------------------------------------- checksums of JSON files
 
 
-def json_checksum(values: Mapping[str, Any]) -> int:
-    """The checksum of a JSON object without its own entry, whatever the order and spacing of the file."""
-    rest = {name: value for name, value in values.items() if name != CHECKSUM}
-    return zlib.crc32(json.dumps(rest, sort_keys=True).encode())
+def seal_json(values: Mapping[str, Any], indent: int | None = None) -> bytes:
+    """A JSON object whose last key is the checksum of the bytes before it."""
+    body = json.dumps(values, indent=indent)[:-1].rstrip().encode()
+    return body + _SEAL + b"%d}\n" % zlib.crc32(body)
 
 
-def seal_text(text: str) -> bytes:
-    """A text behind a line with its checksum."""
-    content = text.encode()
-    return f"{zlib.crc32(content):08x}\n".encode() + content
-
-
-def unseal_text(content: bytes) -> bytes:
-    """The text behind the checksum; a ValueError where they do not agree."""
-    checksum, _, text = content.partition(b"\n")
-    if checksum != f"{zlib.crc32(text):08x}".encode():
+def unseal_json(content: bytes, *, optional: bool = False) -> dict[str, Any]:
+    """The object that was sealed; a ValueError where it is another one, or has no checksum that is not `optional`."""
+    values = dict(json.loads(content))
+    checksum = values.pop(CHECKSUM, None)
+    if (checksum is not None or not optional) and checksum != zlib.crc32(content.rpartition(_SEAL)[0]):
         raise ValueError("The checksum differs.")
-    return text
+    return values
 
 
 def first_line(error: BaseException) -> str:

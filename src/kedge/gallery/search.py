@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import repeat
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from kedge.gallery.anchors import Anchors
 from kedge.gallery.distances import norms_of, parallel_cdist, squared_distances
 from kedge.gallery.inverted_lists import InvertedLists
 
-__all__ = ["Columns", "Hit", "Masks", "Part", "Result", "Snapshot"]
+__all__ = ["Columns", "Hit", "Item", "Masks", "Part", "Result", "Snapshot"]
 
 Masks = Sequence["np.ndarray | None"]
 """Which rows of each part count; None: all."""
@@ -35,6 +35,15 @@ class Hit(NamedTuple):
     label: str | None
     distance: float
     anchor: str | None
+
+
+class Item(NamedTuple):
+    """One item of a gallery."""
+
+    id: int
+    path: str | None
+    label: str | None
+    metadata: dict[str, Any]
 
 
 class Columns(NamedTuple):
@@ -126,7 +135,6 @@ class Snapshot:
         self,
         queries: np.ndarray,
         k: int,
-        *,
         probes: int | None = 1,
         min_candidates: int = 0,
         masks: Masks | None = None,

@@ -63,12 +63,9 @@ def changes_since(stored: StoredLists, table: Table) -> Changes:
 class SnapshotLoader:
     """Loads snapshots of a table, and writes its inverted lists where they are missing or far behind."""
 
-    def __init__(
-        self, table: Table, *, memory: int, learned: np.ndarray | None, classes: Sequence[str], by_label: bool
-    ) -> None:
+    def __init__(self, table: Table, learned: np.ndarray | None, classes: Sequence[str], *, by_label: bool) -> None:
         self._table = table
         self._folder = table.location.folder
-        self._memory = memory
         self._learned = learned
         self._classes = classes
         self._by_label = by_label
@@ -132,10 +129,8 @@ class SnapshotLoader:
         with self._lock:
             self._snapshot = None
 
-    def masks(self, snapshot: Snapshot, where: str | None) -> Masks:
+    def masks(self, snapshot: Snapshot, where: str) -> Masks:
         """Which rows of each part match a filter."""
-        if where is None:
-            return snapshot.alive
         matching = np.asarray(self._table.at(snapshot.version).columns(["id"], where).column("id"))
         matches = [np.isin(part.lists.ids, matching) for part in snapshot.parts]
         return [mask if alive is None else mask & alive for mask, alive in zip(matches, snapshot.alive, strict=True)]
@@ -171,10 +166,10 @@ class SnapshotLoader:
 
     def _load_tail(self, table: Table, changes: Changes, anchors: Anchors) -> tuple[InvertedLists, Anchors]:
         needed = len(changes.new) * (4 * table.dim + _ROW_OVERHEAD)
-        if needed > self._memory // 2:
+        if needed > table.memory // 2:
             raise GalleryError(
                 f"{len(changes.new):,} items of {table.location} are not in its lists yet and would take more than "
-                f"half of the {self._memory >> 20:,} MiB: wait for its writer, run kedge optimize or allow more."
+                f"half of the {table.memory >> 20:,} MiB: wait for its writer, run kedge optimize or allow more."
             )
         batches = table.batches(["id", "path", "label", "embedding"], data_files=changes.data_files)
         new = [batch.filter(pa.array(np.isin(np.asarray(batch.column("id")), changes.new))) for batch in batches]
@@ -196,13 +191,14 @@ class Items:
     def __init__(self, snapshot: Snapshot, *, by_id: bool = True) -> None:
         self.snapshot = snapshot
         self._lists = [part.lists for part in snapshot.parts]
-        rows = [np.arange(len(p.lists)) if p.alive is None else np.flatnonzero(p.alive) for p in snapshot.parts]
-        self._part = np.repeat(np.arange(len(rows)), [len(of_part) for of_part in rows])
-        self._row = np.concatenate([*rows, np.empty(0, np.int64)]).astype(np.int64)
+        self._starts = np.cumsum([0, *map(len, self._lists)])
+        alive = [np.ones(len(p.lists), bool) if p.alive is None else p.alive for p in snapshot.parts]
+        self._rows = np.flatnonzero(np.concatenate(alive))
+        """The row of each item, counted through all parts."""
         self.ids: np.ndarray = self._gather([lists.ids for lists in self._lists])
         if by_id:
             order = np.argsort(self.ids, kind="stable")
-            self.ids, self._part, self._row = self.ids[order], self._part[order], self._row[order]
+            self.ids, self._rows = self.ids[order], self._rows[order]
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -215,16 +211,13 @@ class Items:
 
     @cached_property
     def _coded_labels(self) -> tuple[list[str], np.ndarray]:
-        names, codes = list[str](), []
-        for lists in self._lists:
-            codes.append(np.where(lists.labels >= 0, lists.labels + len(names), -1))
-            names += lists.label_names
+        names = [*(name for lists in self._lists for name in lists.label_names), None]  # None for the code -1
+        first = np.cumsum([0, *(len(lists.label_names) for lists in self._lists)])
+        codes = [np.where(lists.labels < 0, -1, lists.labels + n) for lists, n in zip(self._lists, first, strict=False)]
         code_of_item = self._gather(codes)
-        used = sorted({names[code] for code in np.unique(code_of_item).tolist() if code >= 0})
+        used = sorted({name for code in np.unique(code_of_item).tolist() if (name := names[code]) is not None})
         numbers = {name: number for number, name in enumerate(used)}
-        # One more at the end, for the code -1.
-        by_code = np.array([*(numbers.get(name, -1) for name in names), -1], dtype=np.int64)
-        return used, by_code[code_of_item]
+        return used, np.array([numbers.get(name or "", -1) for name in names])[code_of_item]
 
     @property
     def label_names(self) -> list[str]:
@@ -239,20 +232,24 @@ class Items:
     def vectors(self, positions: np.ndarray) -> np.ndarray:
         """The embeddings of some items."""
         vectors = np.empty((len(positions), self.snapshot.anchors.vectors.shape[1]), np.float32)
+        rows = self._rows[positions]
+        parts = np.searchsorted(self._starts, rows, side="right") - 1
         for number, lists in enumerate(self._lists):
-            mine = np.flatnonzero(self._part[positions] == number)
-            vectors[mine] = lists.vectors[self._row[positions[mine]]]
+            mine = np.flatnonzero(parts == number)
+            vectors[mine] = lists.vectors[rows[mine] - self._starts[number]]
         return vectors
+
+    def locate(self, position: int) -> tuple[InvertedLists, int]:
+        """The inverted lists that hold an item, and its row in them."""
+        part = int(np.searchsorted(self._starts, self._rows[position], side="right")) - 1
+        return self._lists[part], int(self._rows[position] - self._starts[part])
 
     def describe(self, position: int) -> tuple[str | None, str | None]:
         """Path and label of an item."""
-        _, (path,), (label,) = self._lists[self._part[position]].describe(self._row[position : position + 1])
+        lists, row = self.locate(position)
+        _, (path,), (label,) = lists.describe(np.array([row]))
         return path, label
 
     def _gather(self, by_part: list[np.ndarray]) -> np.ndarray:
         """Values of all rows of all parts, for the items in their order."""
-        values = np.empty(len(self._row), by_part[0].dtype)
-        for number, of_part in enumerate(by_part):
-            mine = self._part == number
-            values[mine] = of_part[self._row[mine]]
-        return values
+        return np.concatenate(by_part)[self._rows]

@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 import lance
 import numpy as np
 import pyarrow as pa
+from filelock import FileLock, Timeout
 from lance import Session  # type: ignore[attr-defined]
 from lance.fragment import FragmentMetadata, write_fragments
 
 from kedge.errors import ConfigError, GalleryError
-from kedge.gallery.integrity import Integrity, missing_file, wrap_read_errors
+from kedge.gallery.integrity import Integrity, wrap_read_errors
 from kedge.gallery.location import LOCK, FolderWatch, Location
 from kedge.gallery.schema import (
     CHECKSUM,
@@ -36,6 +37,7 @@ __all__ = ["LOCK", "MEMORY", "Table", "Version"]
 
 MEMORY = 1 << 30
 """Bytes that a gallery may keep in memory beside the page cache."""
+_LOCK_SECONDS = 10.0
 _SENTINEL = "987654321987"
 _log = logging.getLogger(__name__)
 
@@ -57,11 +59,12 @@ class Table:
     def __init__(self, location: Location | Path, dim: int, *, memory: int = MEMORY) -> None:
         self.location = Location.of(location)
         self.dim = dim
+        self.memory = memory
         self.integrity = Integrity(self.location, dim)
+        self.integrity.repair_copy()
         self._uri = self.location.table_uri
         self._watch = FolderWatch(f"{self._uri}/_versions")
         self._lock = threading.Lock()
-        self._memory = memory
         # Left to itself, Lance may cache several GiB.
         self._session = Session(index_cache_size_bytes=memory // 8, metadata_cache_size_bytes=memory // 8)
         self._max_id, self._counted_files = -1, set[str]()
@@ -148,8 +151,7 @@ class Table:
     def files(self) -> set[str]:
         """The files of this version, its manifest among them."""
         with wrap_read_errors(self.location):
-            manifest = self.integrity.manifests().get(self.version)
-            return self.integrity.files(self._dataset) | ({manifest} if manifest is not None else set())
+            return self.integrity.files(self._dataset, manifest=True)
 
     def verify(self) -> None:
         """Raise unless this version is as it was written; what was compared before is not compared again."""
@@ -174,11 +176,30 @@ class Table:
         """Raise unless the newest version can be read: its files exist in their full length."""
         table = self.latest()
         with wrap_read_errors(self.location):
-            if self.location.url is None and (file := missing_file(self.location.folder, table._dataset)) is not None:
+            if (file := self.integrity.missing_file(table._dataset)) is not None:
                 raise GalleryError(f"{self.location} is damaged: {file} is missing or was cut off.")
             table._dataset.head(1, columns=["id"])
 
     # ------------------------------------------------------------------ writing
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Hold the gallery's lock, which the system releases when its holder dies; seal what is new."""
+        try:
+            with FileLock(self.location.folder / LOCK, timeout=_LOCK_SECONDS):
+                self.refresh()
+                self.integrity.forget_lost_versions()
+                before = self.files()
+                try:
+                    yield
+                finally:
+                    self.seal(before)
+        except Timeout as error:
+            raise GalleryError(f"Another process is writing to {self.location}: try again when it is done.") from error
+        except OSError as error:
+            reason = error.strerror or first_line(error)
+            message = f"{self.location} could not be written ({reason}): what it held before stays."
+            raise GalleryError(message) from error
 
     @contextmanager
     def _modifying(self) -> Iterator[Any]:
@@ -197,21 +218,17 @@ class Table:
 
     def write(self, rows: Mapping[str, Any]) -> list[FragmentMetadata]:
         """Write rows, which nobody sees until they are committed."""
-        table = arrow_columns({name: values for name, values in rows.items() if name != CHECKSUM}, self.dim)
-        schema = self._dataset.schema
-        for name in table.column_names:
-            if name not in schema.names:
-                raise ConfigError(f"There is no metadata column {name!r}: add it first.")
-        without_checksum = pa.schema([field for field in schema if field.name != CHECKSUM])
-        for field in without_checksum:
-            if field.name not in table.column_names:
-                table = table.append_column(field.name, pa.nulls(len(table), field.type))
+        new, schema = arrow_columns(rows, self.dim), self._dataset.schema
+        if unknown := set(new.column_names) - set(schema.names):
+            raise ConfigError(f"There is no metadata column {min(unknown)!r}: add it first.")
+        columns = {field.name: pa.nulls(len(new), field.type) for field in schema if field.name != CHECKSUM}
         try:
-            table = table.select(without_checksum.names).cast(without_checksum)
+            columns |= {name: new.column(name).cast(schema.field(name).type) for name in new.column_names}
         except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
             raise ConfigError(f"metadata does not fit the columns that exist: {first_line(error)}") from error
         if CHECKSUM in schema.names:
-            table = table.append_column(CHECKSUM, pa.array(row_checksums(table, self.dim))).select(schema.names)
+            columns[CHECKSUM] = pa.array(row_checksums(pa.table(columns), self.dim))
+        table = pa.table({name: columns[name] for name in schema.names}, schema)
         return list(write_fragments(table, self._uri, mode="append"))
 
     def commit(self, fragments: Sequence[FragmentMetadata]) -> None:
@@ -249,21 +266,6 @@ class Table:
         with self._modifying() as dataset:
             dataset.cleanup_old_versions(older_than=timedelta(days=days), error_if_tagged_old_versions=False)
 
-    def add_checksums(self) -> None:
-        """Give a checksum to the rows that the first release wrote."""
-        names, dim = self._dataset.schema.names, self.dim
-        if CHECKSUM in names:
-            return
-
-        def checksums(batch: pa.RecordBatch) -> pa.RecordBatch:
-            return pa.record_batch({CHECKSUM: pa.array(row_checksums(batch, dim))})
-
-        with self._modifying() as dataset:
-            if len(self):
-                dataset.add_columns(checksums, read_columns=names)
-            else:
-                dataset.add_columns(pa.schema([(CHECKSUM, pa.int64())]))
-
     # ------------------------------------------------------------------ reading
 
     def __len__(self) -> int:
@@ -274,8 +276,8 @@ class Table:
         """The user's columns."""
         return [name for name in self._dataset.schema.names if name not in COLUMNS]
 
-    def row(self, id: int) -> dict[str, Any] | None:
-        """One item, compared with the checksum of its row; None where there is no such item."""
+    def row(self, id: int) -> dict[str, Any]:
+        """One item, compared with the checksum of its row."""
         if CHECKSUM not in self._dataset.schema.names:
             self.verify()
         try:
@@ -291,7 +293,7 @@ class Table:
             )
         if not len(rows):
             self.verify()  # the id itself may be what is damaged
-            return None
+            raise ConfigError(f"There is no item {id} in {self.location}.")
         values = {name: rows.column(name)[0].as_py() for name in rows.column_names if name != "embedding"}
         return {**values, "embedding": embeddings_of(rows, self.dim)[0]}
 
@@ -325,7 +327,7 @@ class Table:
                 if not fragments:
                     return
                 options["fragments"] = fragments
-            buffer = max(32 << 20, self._memory // 8)
+            buffer = max(32 << 20, self.memory // 8)
             options |= {"batch_size": 8192, "io_buffer_size": buffer, "batch_readahead": 8}
             yield from dataset.scanner(columns=list(names), filter=where, **options).to_batches()
 

@@ -38,7 +38,7 @@ class Catalogue(Items):
         position = int(np.searchsorted(self.ids, id))
         if position == len(self) or self.ids[position] != id:
             raise HTTPException(HTTPStatus.NOT_FOUND, f"There is no item {id}.")
-        lists, row = self._lists[self._part[position]], self._row[position]
+        lists, row = self.locate(position)
         lists.prefetch([int(np.searchsorted(lists.offsets, row, side="right")) - 1])
         return np.array(lists.vectors[row])
 
