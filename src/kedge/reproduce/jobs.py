@@ -104,9 +104,8 @@ class Job:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Job:
         """The job that :meth:`to_json` wrote."""
-        values: dict[str, Any] = {field.name: content[field.name] for field in fields(cls)}
-        lists = {name: tuple(values[name]) for name in ("changes", "settings", "measures")}
-        return cls(**values | lists)
+        values = (content[field.name] for field in fields(cls))
+        return cls(*(tuple(value) if isinstance(value, list) else value for value in values))
 
 
 def parse_data_files(arguments: Sequence[str]) -> dict[str, Path]:
@@ -134,14 +133,12 @@ def load_dataset(name: str, data_files: DataFiles, *, download: bool = True) -> 
 
 
 class DatasetInfo(NamedTuple):
-    """The size of a training set."""
+    """The size of a training set: its images, classes, pixels of the shorter side, images of the largest class."""
 
     images: int
     classes: int
     side: int
-    """Pixels of an image's shorter side."""
     largest_class: int
-    """Images of the largest class."""
 
 
 _PAPER_DATASETS = {

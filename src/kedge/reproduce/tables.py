@@ -18,18 +18,7 @@ from kedge.errors import DataError
 from kedge.io import atomic_write
 from kedge.reproduce.paper import PaperValue, display
 
-__all__ = [
-    "MARKS",
-    "Cell",
-    "Column",
-    "Rows",
-    "Table",
-    "Unit",
-    "for_latex",
-    "for_markdown",
-    "format_value",
-    "write_table",
-]
+__all__ = ["MARKS", "Cell", "Column", "Rows", "Table", "format_value", "write_table"]
 
 Unit = Literal["fraction", "percent", "ms", "rank"]
 """How a number is written: .790, 79.00%, 6.40 or 1."""
@@ -144,24 +133,22 @@ class Table:
 
     def markdown(self) -> str:
         """The table as GitHub shows it, with title, legend and notes."""
-        heads = [for_markdown(head) for head in (*self.labels, *self.heads())]
+        heads, *body = self._texts("**{}**".format, str, for_markdown)
         rules = ["---"] * len(self.labels) + ["---:"] * (len(heads) - len(self.labels))
-        texts = self._texts(lambda text: f"**{text}**", lambda text: text)
-        body = [[*map(for_markdown, labels), *cells] for labels, cells in texts]
         drawn = "\n".join(f"| {' | '.join(line)} |" for line in (heads, rules, *body))
         notes = "\n".join(f"- {for_markdown(note)}" for note in self._notes())
         return f"### {for_markdown(self.title)}\n\n{drawn}\n" + (f"\n{notes}\n" if notes else "")
 
     def latex(self) -> str:
         """In landscape, over as many pages as it needs; the document must load the packages of its first lines."""
-        stack = r"\shortstack[r]{{{}}}".format  # long heads widen no column
-        heads = [stack(for_latex(head).replace(", ", r",\\")) for head in (*self.labels, *self.heads())]
-        top = [r"\toprule", rf"{' & '.join(heads)} \\", r"\midrule"]
-        body = []
-        texts = self._texts(r"\textbf{{{}}}".format, for_latex)
-        for (above, row), (labels, cells) in zip(pairwise([(), *self.rows]), texts, strict=True):
-            body += [r"\addlinespace"] if above and above[:-1] != row[:-1] else []
-            body.append(rf"{' & '.join([*map(for_latex, labels), *cells])} \\")
+        heads, *body = self._texts(r"\textbf{{{}}}".format, for_latex, for_latex)
+        # Stacked heads widen no column.
+        stacks = [r"\shortstack[r]{{{}}}".format(head.replace(", ", r",\\")) for head in heads]
+        top = [r"\toprule", rf"{' & '.join(stacks)} \\", r"\midrule"]
+        rows = []
+        for (above, row), line in zip(pairwise([(), *self.rows]), body, strict=True):
+            rows += [r"\addlinespace"] if above and above[:-1] != row[:-1] else []
+            rows.append(rf"{' & '.join(line)} \\")
         lines = [
             *(rf"% \usepackage{{{package}}}" for package in ("booktabs", "longtable", "pdflscape")),
             *(r"\begin{landscape}", r"\scriptsize"),
@@ -169,7 +156,7 @@ class Table:
             rf"\begin{{longtable}}{{{'l' * len(self.labels) + 'r' * (len(heads) - len(self.labels))}}}",
             *(rf"\caption{{{for_latex(self.title)}}}", rf"\label{{tab:{self.name}}}", r"\\"),
             *(*top, r"\endfirsthead", *top, r"\endhead", r"\bottomrule", r"\endfoot"),
-            *(*body, r"\end{longtable}"),
+            *(*rows, r"\end{longtable}"),
             *(rf"\par\smallskip{{\footnotesize\raggedright {for_latex(note)}\par}}" for note in self._notes()),
             r"\end{landscape}",
         ]
@@ -189,23 +176,12 @@ class Table:
     def __rich__(self) -> Markdown:
         return Markdown(self.markdown())
 
-    # ------------------------------------------------------------------ what the formats share
-
     def cells(self) -> Iterator[tuple[tuple[str, ...], Column, Cell]]:
         """Row by row every cell that makes sense, with the labels of its row and its column."""
         for labels, cells in self.rows.items():
             for column, cell in zip(self.columns, cells, strict=True):
                 if cell is not None:
                     yield labels, column, cell
-
-    def heads(self) -> list[str]:
-        """The heads over the numbers: of each column ours and, where it has any, the paper's."""
-        return [head for column, printed in self._in_paper() for head in [column.title, "paper"][: 1 + printed]]
-
-    def _in_paper(self) -> list[tuple[Column, bool]]:
-        """Each column, and whether the paper has a value of it."""
-        printed = {column for _, column, cell in self.cells() if cell.paper}
-        return [(column, column in printed) for column in self.columns]
 
     def _scores(self) -> pd.DataFrame:
         """Means as they are shown, larger the better, by group; NaN for what was not run or is not compared."""
@@ -227,26 +203,29 @@ class Table:
         best: list[list[bool]] = ((scores == groups.transform("max")) & (groups.transform("count") > 1)).values.tolist()
         return best
 
-    def _texts(self, bold: Callable[[str], str], escape: Callable[[str], str]) -> Iterator[tuple[list[str], list[str]]]:
-        """Row by row the labels, blank where they repeat those above, and the text under every head."""
-        above: tuple[str, ...] = ()
-        for (labels, cells), best in zip(self.rows.items(), self._best(), strict=True):
-            texts: list[str] = []
-            for (column, in_paper), cell, is_best in zip(self._in_paper(), cells, best, strict=True):
-                if cell is None:
-                    texts.append(escape("–"))
-                else:
-                    number = escape(cell.text(column.unit))
-                    count = f"({len(cell.values)})" if cell.values and column.unit != "rank" else ""
-                    mark = escape(MARKS[cell.verdict]) if cell.verdict else ""
-                    texts.append(" ".join(filter(None, (bold(number) if is_best else number, count, mark))))
-                if in_paper:
-                    paper = cell and cell.paper
-                    number = format_value(paper.mean, paper.std, column.unit, paper.digits) if paper else ""
-                    texts.append(escape(number))
+    def _texts(
+        self, bold: Callable[[str], str], escape: Callable[[str], str], escape_label: Callable[[str], str]
+    ) -> list[list[str]]:
+        """The heads, and row by row the labels, blank where they repeat those above, and a text under every head.
+
+        A column for which the paper prints something is followed by what it prints.
+        """
+        printed = {column for _, column, cell in self.cells() if cell.paper}
+        heads = [head for column in self.columns for head in [column.title, "paper"][: 1 + (column in printed)]]
+        texts = [[escape_label(head) for head in (*self.labels, *heads)]]
+        for above, (labels, cells), best in zip([(), *self.rows], self.rows.items(), self._best(), strict=False):
             blank = [above[: depth + 1] == labels[: depth + 1] for depth in range(len(labels))]
-            yield ["" if same else display(label) for label, same in zip(labels, blank, strict=True)], texts
-            above = labels
+            line = ["" if same else escape_label(display(label)) for label, same in zip(labels, blank, strict=True)]
+            for column, cell, is_best in zip(self.columns, cells, best, strict=True):
+                number = escape("–" if cell is None else cell.text(column.unit))
+                count = f"({len(cell.values)})" if cell and cell.values and column.unit != "rank" else ""
+                mark = escape(MARKS[cell.verdict]) if cell and cell.verdict else ""
+                line.append(" ".join(filter(None, (bold(number) if is_best else number, count, mark))))
+                if column in printed:
+                    paper = cell and cell.paper
+                    line.append(escape(format_value(paper.mean, paper.std, column.unit, paper.digits)) if paper else "")
+            texts.append(line)
+        return texts
 
     def _notes(self) -> list[str]:
         """The legend of what occurs in the table, and its notes."""
@@ -261,7 +240,7 @@ class Table:
             exact = any(value.std is None for value in judged)
             exactly = " (where it prints none: its number as printed)" if exact else ""
             legend.append(f"{meaning} the paper's mean ± two of its standard deviations{exactly}.")
-        return ([" ".join(legend)] if legend else []) + list(self.notes)
+        return [*([" ".join(legend)] if legend else []), *self.notes]
 
 
 def write_table(table: Table, folder: Path) -> list[Path]:
