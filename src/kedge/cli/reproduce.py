@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -51,10 +52,17 @@ def reproduce(
 
     kedge reproduce report --out reproduction
     """
+    from kedge.reproduce.experiments import EXPERIMENTS, get_experiment
+
+    if experiment == "list":
+        for listed in EXPERIMENTS.values():
+            parts = (listed.datasets, listed.encoders, listed.losses)
+            typer.echo(f"{listed.name:15} {listed.title}: " + " × ".join(",".join(part) for part in parts))
+        return
+
     from kedge.console import stdout
     from kedge.errors import ConfigError, DataError
     from kedge.reproduce.experiment import Selection
-    from kedge.reproduce.experiments import EXPERIMENTS, get_experiment
     from kedge.reproduce.jobs import CONFIGS, parse_data_files
     from kedge.reproduce.machine import Estimates
     from kedge.reproduce.report import write_report
@@ -62,11 +70,6 @@ def reproduce(
     from kedge.reproduce.runner import launch, run
 
     store = ResultStore(out / "results.jsonl")
-    if experiment == "list":
-        for listed in EXPERIMENTS.values():
-            parts = (listed.datasets, listed.encoders, listed.losses)
-            typer.echo(f"{listed.name:15} {listed.title}: " + " × ".join(",".join(part) for part in parts))
-        return
     data_files = parse_data_files(data or [])
     if configs is not None:
         if not configs.is_dir():
@@ -132,8 +135,6 @@ def _print_plan(jobs: list[Job], pending: list[Job], estimates: Estimates, max_w
 
 
 def _duration(seconds: float) -> str:
-    from datetime import timedelta
-
     return str(timedelta(seconds=math.ceil(seconds)))
 
 

@@ -104,8 +104,9 @@ class Job:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Job:
         """The job that :meth:`to_json` wrote."""
-        values = (content[field.name] for field in fields(cls))
-        return cls(*(tuple(value) if isinstance(value, list) else value for value in values))
+        values: dict[str, Any] = {field.name: content[field.name] for field in fields(cls)}
+        lists = {name: tuple(values[name]) for name in ("changes", "settings", "measures")}
+        return cls(**values | lists)
 
 
 def parse_data_files(arguments: Sequence[str]) -> dict[str, Path]:

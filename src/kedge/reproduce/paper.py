@@ -74,14 +74,11 @@ def _content() -> dict[str, Any]:
 
 @cache
 def _tables() -> dict[PaperTable, dict[PaperRow, dict[str, PaperValue]]]:
-    digits = _content()["digits"]
-
-    def values(record: dict[str, Any], names: tuple[str, ...]) -> dict[str, PaperValue]:
-        return {
-            metric: PaperValue(*record[metric][:2], digits=digits.get(metric, 3)) for metric in record.keys() - names
-        }
-
-    return {
-        table: {tuple(record[name] for name in names): values(record, names) for record in _content()[table]}
-        for table, names in ROWS.items()
-    }
+    tables: dict[PaperTable, dict[PaperRow, dict[str, PaperValue]]] = {table: {} for table in ROWS}
+    for table, names in ROWS.items():
+        for record in _content()[table]:
+            values = tables[table].setdefault(tuple(record[name] for name in names), {})
+            for metric in record.keys() - names:
+                mean, std = (*record[metric], None)[:2]
+                values[metric] = PaperValue(mean, std, _content()["digits"].get(metric, 3))
+    return tables
