@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-import kedge
 from kedge.datasets import Dataset, ImageSplit, as_dataset, is_external
 from kedge.distributed import all_gather_rows, broadcast_object, shard_range, world_size
 from kedge.errors import ConfigError, DataError
@@ -22,6 +21,7 @@ from kedge.metrics.distances import DEFAULT_MEMORY
 from kedge.metrics.inputs import Array
 from kedge.metrics.ranking import Rest
 from kedge.model import Model, embed_split
+from kedge.model.io import kedge_version
 
 _BATCH = {"cpu": 256, "cuda": 2048}
 """Images embedded at a time."""
@@ -151,7 +151,7 @@ def evaluate(model: Model, dataset: Any, *, batch_size: int | None = None, limit
             "gallery": len(dataset.train),
             "test": len(dataset.test),
             "device": torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else model.device.type,
-            "versions": {"kedge": kedge.__version__, "torch": torch.__version__},
+            "versions": {"kedge": kedge_version(), "torch": torch.__version__},
         },
     )
     ended = time.perf_counter()

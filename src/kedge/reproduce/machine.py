@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-import kedge
 from kedge.config.compose import build, compose
+from kedge.model.io import kedge_version
 from kedge.reproduce.jobs import DataFiles, Job, dataset_info
 from kedge.reproduce.results import ResultLine
 
@@ -37,7 +37,7 @@ def describe() -> dict[str, Any]:
         "gpu": gpu,
         "driver": _output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") if gpu else None,
         "python": platform.python_version(),
-        "kedge": kedge.__version__,
+        "kedge": kedge_version(),
         **{name: version(name) for name in ("torch", "torchvision", "lightning", "numpy")},
     }
 
