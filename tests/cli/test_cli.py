@@ -5,17 +5,22 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+import kedge.datasets
+from kedge.cli import app
 from kedge.cli.evaluate import evaluate
+from kedge.gallery import Gallery
 from kedge.training import train
 
 HEAVY = ("torch", "lightning", "hydra", "lance", "torchvision", "numpy", "matplotlib")
 
 
-def kedge(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def start(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "kedge", *arguments]
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=280)
 
@@ -35,11 +40,11 @@ def test_nothing_heavy_is_imported(code: str) -> None:
 
 
 def test_help_and_version() -> None:
-    shown = kedge("--help")
-    assert shown.returncode == 0
+    shown = CliRunner().invoke(app, ["--help"])
+    assert shown.exit_code == 0
     for verb in ("train", "evaluate", "demo", "index", "search", "remove", "info", "optimize", "serve"):
         assert verb in shown.stdout
-    assert kedge("--version").stdout.startswith("kedge ")
+    assert CliRunner().invoke(app, ["--version"]).stdout.startswith("kedge ")
 
 
 def chosen_epoch(run: Path) -> dict[str, str]:
@@ -48,15 +53,14 @@ def chosen_epoch(run: Path) -> dict[str, str]:
         return max(csv.DictReader(file), key=lambda row: (float(row["val/mAP"]), int(row["epoch"])))
 
 
-def test_train_then_evaluate(tiny: list[str], tmp_path: Path) -> None:
-    done = kedge("train", *tiny, "recipe.epochs=2", "--folder", "first", cwd=tmp_path)
+def test_train_then_evaluate(tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    done = start("train", *tiny, "recipe.epochs=2", "--folder", "first", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "kedge evaluate first" in done.stdout
     assert "epoch 2/2  loss" in done.stderr
     assert "val/accuracy" in done.stderr
-    done = kedge("evaluate", "first", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "brute force" in done.stdout
+    evaluate(tmp_path / "first")
+    assert "brute force" in capsys.readouterr().out
     metrics = json.loads((tmp_path / "first/metrics.json").read_text())
     assert set(metrics) >= {
         "brute_force",
@@ -93,7 +97,7 @@ def test_held_out_pictures_are_seen_as_the_model_sees_them(
 
 def test_a_failing_job_does_not_end_the_sweep(tiny: list[str], tmp_path: Path) -> None:
     sweep = ["-m", "loss.init=grid,base,random", "--folder", "sweep"]
-    done = kedge("train", *tiny, "recipe.epochs=1", *sweep, cwd=tmp_path)
+    done = start("train", *tiny, "recipe.epochs=1", *sweep, cwd=tmp_path)
     assert done.returncode == 2
     assert "kedge: init must be 'base' or 'random', found 'grid'." in done.stderr
     assert len(list(tmp_path.glob("sweep/*/model"))) == 2
@@ -120,13 +124,17 @@ def test_bad_input_is_one_sentence(arguments: list[str], sentence: str, refused:
     assert said.startswith("kedge: ")
 
 
-def test_demo(tmp_path: Path) -> None:
-    small = ["recipe.epochs=1", "encoder.stem=imagenet", "recipe.batch_size=256"]
-    done = kedge("demo", "--folder", "out", *small, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "out/top6.png").stat().st_size > 10_000
+def test_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a tenth of the sample and one epoch; `make wheel` runs it whole."""
+    whole = kedge.datasets.sample()
+    few = replace(whole, train=whole.train.subset(range(0, 7000, 10)), test=whole.test.subset(range(0, 1000, 10)))
+    monkeypatch.setattr(kedge.datasets, "sample", lambda: few)
+    small = ["recipe.epochs=1", "encoder=resnet10", "encoder.stem=imagenet", "recipe.batch_size=64"]
+    done = CliRunner().invoke(app, ["demo", "--folder", str(tmp_path), *small])
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "top6.png").stat().st_size > 10_000
     for loss in ("cam", "cross_entropy"):
-        assert json.loads((tmp_path / f"out/{loss}/metrics.json").read_text())["queries"] == 1000
-    assert (tmp_path / "out/gallery").is_dir()
-    assert len(list((tmp_path / "out/queries").rglob("*.png"))) == 200
-    assert "kedge serve out/gallery" in done.stdout
+        assert json.loads((tmp_path / f"{loss}/metrics.json").read_text())["queries"] == 100
+    assert len(list((tmp_path / "queries").rglob("*.png"))) == 100
+    assert len(Gallery.open(tmp_path / "gallery")) == 700
+    assert f"kedge serve {tmp_path}/gallery" in done.stdout

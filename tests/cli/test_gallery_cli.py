@@ -273,10 +273,3 @@ def test_killed_and_started_again(model: Path, tmp_path: Path) -> None:
     assert table.num_rows == 60
     assert len(set(table.column("id").to_pylist())) == 60
     assert set(table.column("path").to_pylist()) == {str(file) for file in photos.iterdir()}
-
-
-def test_the_command_itself(gallery: Path) -> None:
-    command = [sys.executable, "-m", "kedge", "search", str(gallery), "nowhere.jpg"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "kedge: nowhere.jpg cannot be read: there is no such file.\n"

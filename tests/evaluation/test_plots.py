@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import subprocess
-import sys
 from io import BytesIO
 
 import numpy as np
@@ -27,33 +25,23 @@ def dataset() -> Dataset:
 
 def test_frames_marks_and_names_tell_right_from_wrong(dataset: Dataset) -> None:
     hits = {"cam": np.array([[0, 3], [4, 2]]), "ce": np.array([[1, 0], [2, 5]])}
-    figure = retrieval_grid(dataset, [0, 1], hits)
-    frames = [axes.spines["top"].get_edgecolor() for axes in figure.axes]
+    figure = retrieval_grid(dataset, [0, 1], hits, title="What was found")
+    shown = [axes for axes in figure.axes if axes.get_visible()]
+    frames = [axes.spines["top"].get_edgecolor() for axes in shown]
     colours = {to_rgba(RIGHT): "right", to_rgba(WRONG): "wrong", to_rgba(NEUTRAL): "query"}
     expected = ["query", "right", "right", "wrong", "right", "query", "right", "wrong", "wrong", "wrong"]
     assert [colours[frame] for frame in frames] == expected
-    marks = [axes.texts[0].get_text() if axes.texts else "query" for axes in figure.axes]
+    marks = [axes.texts[0].get_text() if axes.texts else "query" for axes in shown]
     assert marks == [{"right": "✓", "wrong": "✗"}.get(kind, kind) for kind in expected]
-    assert [axes.get_xlabel() for axes in figure.axes][:4] == ["ape", "ape", "ape", "bee"]
-    assert figure.axes[7].get_xlabel() == "a class with a …"
-    assert [text.get_text() for text in figure.texts] == ["query", "cam", "ce"]
-    np.testing.assert_array_equal(figure.axes[3].images[0].get_array(), dataset.train.images[1].transpose(1, 2, 0))
-
-
-def test_more_than_two_models_stand_below_one_another(dataset: Dataset) -> None:
-    hits = {name: np.array([[0, 3], [4, 2]]) + place for place, name in enumerate(("cam", "ce", "mine"))}
-    figure = retrieval_grid(dataset, [0, 1], hits, title="What was found")
-    assert [text.get_text() for text in figure.texts] == ["What was found", "query"]
-    heights: dict[float, list[str]] = {}
-    for axes in figure.axes:
-        heights.setdefault(round(axes.get_position().y0, 6), []).append(axes.get_ylabel())
-    rows = [heights[height] for height in sorted(heights, reverse=True)]
-    assert rows == [["", "cam", ""], ["ce", ""], ["mine", ""]] * 2, "the query stands before its first row"
-    shown = [
+    assert [axes.get_xlabel() for axes in shown][:4] == ["ape", "ape", "ape", "bee"]
+    assert shown[7].get_xlabel() == "a class with a …"
+    names = ["", "cam", "", "ce", "", "", "cam", "", "ce", ""]
+    assert [axes.get_ylabel() for axes in shown] == names, "the query stands before its first row"
+    rows = [
         int((dataset.train.images == axes.images[0].get_array().transpose(2, 0, 1)).all((1, 2, 3)).argmax())
-        for axes in figure.axes
+        for axes in shown
     ]
-    assert shown == [0, 0, 3, 1, 4, 2, 5, 1, 4, 2, 5, 3, 6, 4]
+    assert rows == [0, 0, 3, 1, 0, 1, 4, 2, 2, 5]
 
 
 def test_it_becomes_a_png(dataset: Dataset) -> None:
@@ -62,11 +50,6 @@ def test_it_becomes_a_png(dataset: Dataset) -> None:
     image = np.asarray(Image.open(file).convert("RGB"))
     assert image.shape[1] > image.shape[0]
     assert (image != 255).any()
-
-
-def test_no_window_system_is_touched() -> None:
-    code = "import sys, kedge.evaluation; sys.exit('matplotlib.pyplot' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 @pytest.mark.parametrize(

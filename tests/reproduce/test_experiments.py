@@ -19,7 +19,7 @@ from kedge.reproduce.results import Results, ResultStore
 from kedge.reproduce.runner import perform
 
 SMALL = (
-    *("recipe.epochs=2", "recipe.batch_size=50", "split.shots=10", "split.holdout=0"),
+    *("recipe.epochs=1", "recipe.batch_size=50", "split.shots=10", "split.holdout=0"),
     *("encoder.stem=imagenet", "encoder.dim=8"),
 )
 SELECTION = Selection(datasets=("stripes",), encoders=("resnet10",), seeds=(0,), settings=SMALL)
@@ -29,7 +29,7 @@ PARTS = {
     "ablation": SELECTION,
     "classification": SELECTION,
     "dimensions": replace(SELECTION, losses=("cam",), sweep=(4, 8)),
-    "convergence": replace(SELECTION, losses=("cam", "cross_entropy")),
+    "convergence": replace(SELECTION, losses=("cam",), settings=("recipe.epochs=2", *SMALL[1:])),
     "fewshot": replace(SELECTION, losses=("cam",), sweep=(1, 4)),
     "embeddings2d": SELECTION,
     "qualitative": SELECTION,

@@ -20,7 +20,6 @@ from PIL import Image
 import kedge.config
 from kedge.reproduce.plots import (
     Points,
-    Split,
     loss_styles,
     plot_curves,
     plot_embeddings,
@@ -100,24 +99,13 @@ def test_a_line_lies_at_the_means_of_the_seeds() -> None:
     assert_readable(figure)
 
 
-def test_the_band_is_one_standard_deviation_of_a_sample() -> None:
-    values = {1.0: [0.1, 0.2, 0.6], 2.0: [0.4, 0.5]}
-    axes = plot_curves(frame({PLACE: {"cam": values}}), x_label="epoch").axes[0]
-    (outline,) = axes.collections[0].get_paths()
-    for x, seeds in values.items():
-        edges = [float(y) for at, y in np.asarray(outline.vertices) if at == x]
-        mean, deviation = statistics.fmean(seeds), statistics.stdev(seeds)
-        assert [min(edges), max(edges)] == pytest.approx([mean - deviation, mean + deviation])
-
-
 @pytest.mark.parametrize("log2_x", [False, True])
-def test_one_point_is_enough(tmp_path: Path, log2_x: bool) -> None:
-    figure = plot_curves(frame({PLACE: {"cam": {64: [0.5, 0.7]}}}), x_label="embedding dimension", log2_x=log2_x)
-    assert lines(figure) == {"CAM": ([64], [0.6])}
-    (bar,) = [part for part in figure.axes[0].collections if len(part.get_paths()[0].vertices) == 2]
-    deviation = statistics.stdev([0.5, 0.7])
-    np.testing.assert_allclose(bar.get_paths()[0].vertices, [[64, 0.6 - deviation], [64, 0.6 + deviation]])
-    write_figure(figure, tmp_path, "one")
+def test_a_bar_is_one_standard_deviation_of_a_sample(log2_x: bool) -> None:
+    values = {1.0: [0.1, 0.2, 0.6], 2.0: [0.4, 0.5], 4.0: [0.7]}
+    (bars,) = plot_curves(frame({PLACE: {"cam": values}}), x_label="epoch", log2_x=log2_x).axes[0].collections
+    for (x, seeds), path in zip(values.items(), bars.get_paths(), strict=True):
+        mean, deviation = statistics.fmean(seeds), statistics.stdev(seeds) if len(seeds) > 1 else 0
+        np.testing.assert_allclose(path.vertices, [[x, mean - deviation], [x, mean + deviation]])
 
 
 def test_panels_stand_by_dataset_and_encoder_and_say_what_was_not_run() -> None:
@@ -151,10 +139,10 @@ def test_a_loss_looks_the_same_everywhere() -> None:
 def test_embeddings_have_a_column_per_loss_and_all_their_points() -> None:
     train, test = points(500), points(200)
     anchors = np.array([[place, -place] for place in range(10)], float)
-    splits: dict[Split, Points] = {"train": train, "test": test}
+    splits: dict[str, Points] = {"train": train, "test": test}
     figure = plot_embeddings(
         {"cross_entropy": splits, "cam": splits},
-        {"cam": anchors, "cross_entropy": None},
+        {"cam": anchors},
         [str(digit) for digit in range(10)],
         title="Embeddings",
     )
@@ -172,7 +160,7 @@ def test_embeddings_have_a_column_per_loss_and_all_their_points() -> None:
     (marks,) = plots[0, 1].lines
     np.testing.assert_array_equal(np.column_stack([marks.get_xdata(), marks.get_ydata()]), anchors)
     assert [text.get_text() for text in plots[0, 1].texts if isinstance(text, Annotation)] == list("0123456789")
-    assert len(plots[0, 0].lines) == 0
+    assert len(plots[0, 0].lines[0].get_xdata()) == 0
     assert len({axes.get_xlim() for axes in plots[:, 0]}) == 1
     assert_readable(figure)
 
@@ -210,16 +198,6 @@ def test_outliers_do_not_squash_and_are_counted() -> None:
 def test_an_anchor_far_from_its_class_is_seen() -> None:
     figure = plot_embeddings({"cam": {"train": points(100, 2)}}, {"cam": np.array([[90.0, 0], [0, 0]])}, ["a", "b"])
     assert figure.axes[0].get_xlim()[1] > 90
-
-
-def test_a_loss_without_test_embeddings_says_so() -> None:
-    parts: dict[str, dict[Split, Points]] = {
-        "cam": {"train": points(50), "test": points(50)},
-        "mine": {"train": points(50)},
-    }
-    figure = plot_embeddings(parts, {}, list("abcdefghij"))
-    empty = [[text.get_text() for text in axes.texts] == ["not run"] for axes in figure.axes[:8]]
-    assert empty == [False] * 5 + [True] + [False, True]
 
 
 def test_the_loss_benchmark_is_ordered_by_its_first_metric() -> None:

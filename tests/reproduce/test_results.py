@@ -8,8 +8,9 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+from kedge.reproduce.experiment import ACCURACY, KNN1
 from kedge.reproduce.jobs import Job
-from kedge.reproduce.results import ResultLine, ResultStore
+from kedge.reproduce.results import ResultLine, Results, ResultStore
 
 DOCS = Path(__file__).parents[2] / "docs"
 JOB = Job("sample", "resnet10", "cam", "paper", 0)
@@ -76,6 +77,17 @@ def test_missing_says_what_is_left_of_a_job(tmp_path: Path) -> None:
     store.append(line())
     assert store.missing([both]) == [replace(JOB, measures=("speed",))]
     assert store.missing([JOB]) == []
+
+
+def test_what_is_no_number_was_not_run(tmp_path: Path) -> None:
+    store = ResultStore(tmp_path / "results.jsonl")
+    store.append(line(accuracy=0.5, knn1=0.25))
+    text = store.path.read_text()
+    for edited in ("NaN", "Infinity", "1e999", "null", '"0.5"', "{}"):
+        store.path.write_text(text.replace("0.5", edited))
+        results = Results(store.lines())
+        assert results.cell([JOB], ACCURACY).text() == "not run"
+        assert results.cell([JOB], KNN1).text("percent") == "25.00%"
 
 
 def _write(path: Path, seed: int) -> None:

@@ -6,13 +6,9 @@ import shutil
 import sys
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-
-if TYPE_CHECKING:
-    from kedge.datasets import Dataset
-    from kedge.model import Model
 
 _LOSSES = {"cam": "class anchors", "cross_entropy": "cross-entropy"}
 _QUERIES = 8
@@ -29,7 +25,9 @@ def demo(
     """Train with class anchors and with cross-entropy on the bundled sample, compare, and build a gallery."""
     from kedge.console import stdout
     from kedge.datasets import sample
+    from kedge.datasets.folder import write_pictures
     from kedge.evaluation import compare, evaluate, retrieval_grid, top_hits
+    from kedge.gallery import Gallery
     from kedge.training import train
 
     folder = folder or Path("runs", "demo", f"{datetime.now():%Y-%m-%d_%H-%M-%S}")
@@ -43,32 +41,21 @@ def demo(
     stdout().print(compare(reports))
     plot = folder / "top6.png"
     step = len(dataset.test) // _QUERIES
-    queries = [row * step + step // 2 for row in range(_QUERIES)]
+    queries = range(step // 2, step * _QUERIES, step)
     hits = {title: top_hits(model, dataset, queries) for title, model in models.items()}
     retrieval_grid(dataset, queries, hits).savefig(plot)
-    typer.echo(f"The first hits of both, side by side: {plot}")
-    typer.echo(f"The models: {' and '.join(str(folder / loss / 'model') for loss in _LOSSES)}")
-    anchored = models[_LOSSES["cam"]]
-    _build_gallery(folder, anchored, dataset)
-    typer.echo(f"A gallery, and query images: {folder / 'gallery'} and {folder / 'queries'}")
-    typer.echo(f"Open it as a page: {_command()} serve {folder / 'gallery'}")
-
-
-def _command() -> str:
-    """How to call this program from here."""
-    own = Path(sys.argv[0])
-    return "kedge" if shutil.which("kedge") or own.stem != "kedge" else str(own)
-
-
-def _build_gallery(folder: Path, model: Model, dataset: Dataset) -> None:
-    from kedge.datasets.folder import write_pictures
-    from kedge.gallery import Gallery
-
-    gallery = Gallery.create(folder / "gallery", model, thumbnails=64)
+    gallery = Gallery.create(folder / "gallery", models[_LOSSES["cam"]], thumbnails=64)
     gallery.add(*write_pictures(folder / "pictures", dataset.train, dataset.classes, _PER_CLASS))
-    queries, _ = write_pictures(folder / "queries", dataset.test, dataset.classes, _PER_CLASS // 10)
-    gallery.calibrate(queries)
+    files, _ = write_pictures(folder / "queries", dataset.test, dataset.classes, _PER_CLASS // 10)
+    gallery.calibrate(files)
     gallery.optimize()
+    typer.echo(f"The first hits of both, one below the other: {plot}")
+    typer.echo(f"The models: {' and '.join(str(folder / loss / 'model') for loss in _LOSSES)}")
+    typer.echo(f"A gallery, and query images: {folder / 'gallery'} and {folder / 'queries'}")
+    # How to call this program from here.
+    own = Path(sys.argv[0])
+    command = "kedge" if shutil.which("kedge") or own.stem != "kedge" else own
+    typer.echo(f"Open it as a page: {command} serve {folder / 'gallery'}")
 
 
 def sample(

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from kedge.cli.options import ListsOption, PrecisionOption
 
-if TYPE_CHECKING:
-    from kedge.model import Model
-
 _MODELS = (".onnx", ".pt2")
-_VECTORS = (".parquet", ".npz", ".faiss")
+_VECTORS = {".parquet": "pandas.read_parquet", ".npz": "numpy.load", ".faiss": "faiss.read_index"}
+"""Suffix → what reads such a file."""
 _HUB = "hf://"
 
 
@@ -34,91 +32,54 @@ def export(
 ) -> None:
     """Export a model or a gallery's vectors for other tools; the target's suffix says which."""
     from kedge.errors import ConfigError
+    from kedge.gallery import Gallery
+    from kedge.interop import export_gallery, export_onnx, export_program
+    from kedge.io import is_url
+    from kedge.model import Model
 
-    suffix = _suffix(target)
-    if anchors and suffix not in _MODELS:
-        raise ConfigError(f"--anchors is for {' and '.join(_MODELS)} files; found {target}: leave it out.")
-    if private and suffix != _HUB:
-        raise ConfigError(f"--private is for {_HUB}USER/NAME; found {target}: leave it out.")
-    path = Path(target).expanduser()
-    taken = any(path.iterdir()) if path.is_dir() else path.exists()
-    if suffix != _HUB and not overwrite and taken:
-        raise ConfigError(f"{target} is there already: pass --overwrite to replace it, or choose another name.")
-    if suffix in _VECTORS:
-        typer.echo(_export_vectors(thing, target, suffix, overwrite=overwrite))
-    else:
-        typer.echo(_export_model(thing, target, suffix, anchors=anchors, private=private))
-
-
-def _suffix(target: str) -> str:
-    """The target's suffix, `hf://`, or nothing for a folder."""
-    from kedge.errors import ConfigError
-
-    if target.startswith(_HUB):
-        return _HUB
-    suffix = "" if target.endswith(("/", "\\")) or Path(target).is_dir() else Path(target).suffix.lower()
+    is_hub = target.startswith(_HUB)
+    suffix = "" if is_hub or target.endswith(("/", "\\")) or Path(target).is_dir() else Path(target).suffix.lower()
     if suffix not in ("", *_MODELS, *_VECTORS):
         raise ConfigError(
             f"TARGET must end in one of {', '.join((*_MODELS, *_VECTORS))}, or in / for a folder; found {target}."
         )
-    return suffix
-
-
-def _is_gallery(thing: str) -> bool:
-    from kedge.io import is_url
-
-    return is_url(thing) or Path(thing).expanduser().joinpath("gallery.json").is_file()
-
-
-def _export_vectors(thing: str, target: str, suffix: str, *, overwrite: bool) -> str:
-    from kedge.errors import ConfigError
-    from kedge.gallery import Gallery
-    from kedge.interop import export_gallery
-
-    if not _is_gallery(thing) and Path(thing).expanduser().is_dir():
-        raise ConfigError(f"{target} is for a gallery's vectors, but {thing} is no gallery: kedge index makes one.")
-    gallery = Gallery.open(thing)
-    export_gallery(gallery, target, overwrite=overwrite)
-    readers = {".parquet": "pandas.read_parquet", ".npz": "numpy.load", ".faiss": "faiss.read_index"}
-    return f'{target}: {len(gallery):,} vectors of {gallery.dim} numbers; {readers[suffix]}("{target}")'
-
-
-def _load_model(thing: str) -> Model:
-    """The model of a run, of a model folder, or that a gallery was made with."""
-    from kedge.errors import ConfigError
-    from kedge.gallery import Gallery
-    from kedge.model import Model
-
-    if not _is_gallery(thing):
-        return Model.load(thing, device="cpu")
-    model = Gallery.open(thing).model
+    if anchors and suffix not in _MODELS:
+        raise ConfigError(f"--anchors is for {' and '.join(_MODELS)} files; found {target}: leave it out.")
+    if private and not is_hub:
+        raise ConfigError(f"--private is for {_HUB}USER/NAME; found {target}: leave it out.")
+    path = Path(target).expanduser()
+    taken = any(path.iterdir()) if path.is_dir() else path.exists()
+    if not is_hub and not overwrite and taken:
+        raise ConfigError(f"{target} is there already: pass --overwrite to replace it, or choose another name.")
+    folder = Path(thing).expanduser()
+    is_gallery = is_url(thing) or (folder / "gallery.json").is_file()
+    if suffix in _VECTORS:
+        if not is_gallery and folder.is_dir():
+            raise ConfigError(f"{target} is for a gallery's vectors, but {thing} is no gallery: kedge index makes one.")
+        gallery = Gallery.open(thing)
+        export_gallery(gallery, target, overwrite=overwrite)
+        typer.echo(f'{target}: {len(gallery):,} vectors of {gallery.dim} numbers; {_VECTORS[suffix]}("{target}")')
+        return
+    model = Gallery.open(thing).model if is_gallery else Model.load(thing, device="cpu")
     if model is None:
         raise ConfigError(f"{thing} was made without a model: export its vectors, as {' or '.join(_VECTORS)}.")
-    return model
-
-
-def _export_model(thing: str, target: str, suffix: str, *, anchors: bool, private: bool) -> str:
-    from kedge.interop import export_onnx, export_program
-
-    model = _load_model(thing)
-    metrics_file = Path(thing).expanduser() / "metrics.json"
-    metrics = metrics_file if metrics_file.is_file() else None
-    what = f"{model.encoder.name}, {model.dim} numbers, {len(model.classes):,} classes"
-    if suffix == _HUB:
+    metrics = folder / "metrics.json" if (folder / "metrics.json").is_file() else None
+    size = model.preprocessing.size
+    batch = f"batch: uint8, B x 3 x {size or 'H'} x {size or 'W'}"
+    if is_hub:
         name = target.removeprefix(_HUB)
-        address = model.push_to_hub(name, private=private or None, metrics=metrics)
-        return f'{address}: {what}; kedge.Model.from_pretrained("{name}")'
-    if suffix == "":
+        target = model.push_to_hub(name, private=private or None, metrics=metrics)
+        usage = f'kedge.Model.from_pretrained("{name}")'
+    elif suffix == "":
         model.save_pretrained(target, metrics=metrics)
-        return f'{target}: {what}; kedge.Model.from_pretrained("{target}"), and its card is {Path(target, "README.md")}'
-    if suffix == ".onnx":
+        usage = f'kedge.Model.from_pretrained("{target}"), and its card is {Path(target, "README.md")}'
+    elif suffix == ".onnx":
         export_onnx(model, target, anchors=anchors)
-        how = f'onnxruntime.InferenceSession("{target}").run(None, {{"pixels": batch}})'
+        usage = f'onnxruntime.InferenceSession("{target}").run(None, {{"pixels": batch}}), {batch}'
     else:
         export_program(model, target, anchors=anchors)
-        how = f'torch.export.load("{target}").module()(batch)'
-    size = model.preprocessing.size
-    return f"{target}: {what}; {how}, batch: uint8, B x 3 x {size or 'H'} x {size or 'W'}"
+        usage = f'torch.export.load("{target}").module()(batch), {batch}'
+    typer.echo(f"{target}: {model.encoder.name}, {model.dim} numbers, {len(model.classes):,} classes; {usage}")
 
 
 def import_(

@@ -22,6 +22,8 @@ def info(
     ] = False,
 ) -> None:
     """Tell what a gallery holds, and whether it is as it was written."""
+    from rich.filesize import decimal
+
     from kedge.gallery import Gallery
 
     opened = Gallery.open(gallery)
@@ -37,7 +39,7 @@ def info(
         "lists": f"by {opened.lists}",
         "model": "none" if model is None else f"{model.encoder.name}, loss {model.loss}, {model.fingerprint}",
         "versions": f"{len(versions)}, the last of {versions[-1].time:%Y-%m-%d %H:%M:%S}",
-        "size on disk": _size(opened.path),
+        "size on disk": decimal(sum(file.stat().st_size for file in opened.path.rglob("*") if file.is_file())),
         **checked,
     }
     for name, value in lines.items():
@@ -123,9 +125,3 @@ def _other(gallery: Gallery, path: Path | None) -> Iterator[Gallery | None]:
             for file, reason in other.add(path).skipped:
                 typer.echo(f"kedge: {file} was left out: {reason}", err=True)
             yield other
-
-
-def _size(folder: Path) -> str:
-    from rich.filesize import decimal
-
-    return decimal(sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()))

@@ -10,8 +10,6 @@ import typer
 from kedge.cli.options import AddressOption, ListsOption, PrecisionOption, check_runner
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
     from kedge.gallery import Added, Gallery
 
 
@@ -35,6 +33,9 @@ def index(
     workers: Annotated[int | None, typer.Option(help="With ray: how many models embed at a time.")] = None,
 ) -> None:
     """Add images to a gallery; run it again to continue, or to add what is new."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    from kedge.console import stderr
     from kedge.gallery.ingest import UNREADABLE, existing_folder, index_folder
 
     check_runner(runner, address=address, workers=workers)
@@ -44,7 +45,8 @@ def index(
     opened = _open_or_create(gallery, model, {"lists": lists, "thumbnails": thumbnails})
     last: Added | None = None
 
-    with _progress() as bar:
+    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(compact=True))
+    with Progress(*columns, console=stderr()) as bar:
         task = bar.add_task("Indexing", total=None)
 
         def show(added: Added) -> None:
@@ -104,12 +106,3 @@ def _open_or_create(path: str, source: Path | None, options: dict[str, Any]) -> 
             "leave --model out, or choose another gallery."
         )
     return gallery
-
-
-def _progress() -> Progress:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-    from kedge.console import stderr
-
-    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(compact=True))
-    return Progress(*columns, console=stderr())

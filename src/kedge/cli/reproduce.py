@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
-    from kedge.reproduce.experiment import Experiment, Selection
     from kedge.reproduce.jobs import Job
+    from kedge.reproduce.machine import Estimates
 
 Names = Annotated[str | None, typer.Option(metavar="NAME,…")]
 
@@ -50,23 +52,33 @@ def reproduce(
 
     kedge reproduce report --out reproduction
     """
-    from kedge.errors import ConfigError
-    from kedge.reproduce.experiment import Selection
     from kedge.reproduce.experiments import EXPERIMENTS, get_experiment
-    from kedge.reproduce.jobs import CONFIGS, parse_data_files
 
     if experiment == "list":
         for listed in EXPERIMENTS.values():
             parts = (listed.datasets, listed.encoders, listed.losses)
             typer.echo(f"{listed.name:15} {listed.title}: " + " × ".join(",".join(part) for part in parts))
         return
+
+    from kedge.console import stdout
+    from kedge.errors import ConfigError, DataError
+    from kedge.reproduce.experiment import Selection
+    from kedge.reproduce.jobs import CONFIGS, parse_data_files
+    from kedge.reproduce.machine import Estimates
+    from kedge.reproduce.report import write_report
+    from kedge.reproduce.results import Results, ResultStore
+    from kedge.reproduce.runner import launch, run
+
+    store = ResultStore(out / "results.jsonl")
     data_files = parse_data_files(data or [])
     if configs is not None:
         if not configs.is_dir():
             raise ConfigError(f"--configs: there is no folder {configs}.")
         os.environ[CONFIGS] = str(configs.resolve())  # for the worker processes, too
     if experiment == "report":
-        _report(out, data_files)
+        if not (lines := store.lines()):
+            raise DataError(f"{store.path} holds no results: run an experiment first (kedge reproduce list).")
+        typer.echo(f"Written: {write_report(lines, out, data_files)}")
         return
     selected = get_experiment(experiment)
     selection = Selection(
@@ -79,14 +91,23 @@ def reproduce(
         settings=tuple(overrides or ()),
         data_files=data_files,
     )
-    all_jobs = selected.jobs(selection)
+    all_jobs = list({job.key: job for job in selected.jobs(selection)}.values())
     for job in all_jobs:
         job.check(data_files)  # what is wrong is said before anything starts
+    pending = [] if no_run else store.missing(all_jobs)
     if plan:
-        _plan(all_jobs, out, selection, jobs)
+        _print_plan(all_jobs, pending, Estimates(store.lines(), data_files), jobs)
         return
-    failed = [] if no_run else _run(all_jobs, out, selection, jobs, launcher)
-    _write(selected, selection, out)
+    if not no_run:
+        typer.echo(f"{len(pending)} runs to do, {len(all_jobs) - len(pending)} finished before.", err=True)
+    if launcher:
+        failed = launch(pending, out, data_files, launcher)
+    else:
+        failed = run(pending, out, data_files, max_workers=jobs, report=lambda text: typer.echo(text, err=True))
+    tables, paths = selected.write(Results(store.lines()), selection, out)
+    for table in tables:
+        stdout().print(table)
+    typer.echo("Written: " + ", ".join(map(str, paths)))
     if failed:
         typer.echo(
             f"kedge: {len(failed)} of {len(all_jobs)} runs failed; the others are kept. Start again to retry.", err=True
@@ -94,61 +115,27 @@ def reproduce(
         sys.exit(2)
 
 
-def _run(jobs: list[Job], out: Path, selection: Selection, max_workers: int, launcher: str | None) -> list[Job]:
-    from kedge.reproduce.results import ResultStore
-    from kedge.reproduce.runner import launch, run
-
-    pending = {job.key for job in ResultStore(out / "results.jsonl").missing(jobs)}
-    finished = len({job.key for job in jobs}) - len(pending)
-    typer.echo(f"{len(pending)} runs to do, {finished} finished before.", err=True)
-    if launcher:
-        return launch(jobs, out, selection.data_files, launcher)
-    return run(jobs, out, selection.data_files, max_workers=max_workers, report=lambda text: typer.echo(text, err=True))
-
-
-def _plan(jobs: list[Job], out: Path, selection: Selection, max_workers: int) -> None:
+def _print_plan(jobs: list[Job], pending: list[Job], estimates: Estimates, max_workers: int) -> None:
     from rich import box
     from rich.table import Column, Table
 
     from kedge.console import stdout
-    from kedge.reproduce.machine import Estimates, format_duration
-    from kedge.reproduce.results import ResultStore
 
-    store = ResultStore(out / "results.jsonl")
-    pending = {job.key for job in store.missing(jobs)}
-    estimates = Estimates(store.lines(), selection.data_files)
     table = Table(Column("run", overflow="fold"), "state", "training", "estimated from", box=box.SIMPLE_HEAD)
-    total = 0.0
-    for job in {job.key: job for job in jobs}.values():
-        if job.key in pending:
+    missing, total = {job.key for job in pending}, 0.0
+    for job in jobs:
+        if job.key in missing:
             seconds, basis = estimates.seconds(job)
             total += seconds
-            table.add_row(job.name, "to do", format_duration(seconds), basis)
+            table.add_row(job.name, "to do", _duration(seconds), basis)
         else:
             table.add_row(job.name, "finished", "", "")
     stdout().print(table)
-    typer.echo(f"{len(pending)} runs to do, about {format_duration(total / max_workers)} with {max_workers} at a time.")
+    typer.echo(f"{len(pending)} runs to do, about {_duration(total / max_workers)} with {max_workers} at a time.")
 
 
-def _write(experiment: Experiment, selection: Selection, out: Path) -> None:
-    from kedge.console import stdout
-    from kedge.reproduce.results import Results, ResultStore
-
-    tables, paths = experiment.write(Results(ResultStore(out / "results.jsonl").lines()), selection, out)
-    for table in tables:
-        stdout().print(table)
-    typer.echo("Written: " + ", ".join(str(path) for path in paths))
-
-
-def _report(out: Path, data_files: dict[str, Path]) -> None:
-    from kedge.errors import DataError
-    from kedge.reproduce.report import write_report
-    from kedge.reproduce.results import ResultStore
-
-    lines = ResultStore(out / "results.jsonl").lines()
-    if not lines:
-        raise DataError(f"{out / 'results.jsonl'} holds no results: run an experiment first (kedge reproduce list).")
-    typer.echo(f"Written: {write_report(lines, out, data_files)}")
+def _duration(seconds: float) -> str:
+    return str(timedelta(seconds=math.ceil(seconds)))
 
 
 def _names(text: str | None) -> tuple[str, ...] | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +21,6 @@ Rows = npt.NDArray[np.int64]
 
 # Two colours that also differ in lightness; a mark in the corner says the same without colour.
 RIGHT, WRONG, NEUTRAL = "#1b9e4b", "#c8102e", "#4a4a4a"
-CELL_INCHES = 0.92
-CAPTION_INCHES = 0.2
 
 
 def top_hits(
@@ -37,10 +37,9 @@ def top_hits(
 def retrieval_grid(
     dataset: Dataset, queries: Sequence[int] | Rows, hits: Mapping[str, Rows], *, title: str = ""
 ) -> Figure:
-    """Each query (a test row), and for each model its hits (training rows, as from :func:`top_hits`).
+    """Each query (a test row), and for each model a row of its hits (training rows, as from :func:`top_hits`).
 
-    Two models stand side by side, more of them below one another. Right hits have a green frame and a tick, wrong ones
-    a red frame and a cross.
+    Right hits have a green frame and a tick, wrong ones a red frame and a cross.
     """
     if not hits or len(queries) == 0:
         raise ConfigError("A plot of hits needs at least one model and one query.")
@@ -48,82 +47,36 @@ def retrieval_grid(
     depth = next(iter(shapes.values()))[-1]
     if set(shapes.values()) != {(len(queries), depth)}:
         raise ConfigError(f"hits have the shapes {shapes}; give one row of hits per query, all of one length.")
-
-    stacked = len(hits) > 2
-    down, beside, gap = (len(hits), 1, 0.35) if stacked else (1, len(hits), 0.2)
-    widths = [1.0] + [width for _ in range(beside) for width in (gap, *[1.0] * depth)]
-    height, head = CELL_INCHES + CAPTION_INCHES, 0.68 if title else 0.38
-    size = (CELL_INCHES * sum(widths) + 0.2, height * down * len(queries) + head + 0.07)
-    figure = Figure(figsize=size, dpi=150, facecolor="white")
+    height = len(queries) * len(hits)
+    figure = Figure(figsize=(depth + 1.6, 1.25 * height + 0.5), dpi=150, facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)
-    left, top = 0.1 / size[0], 1 - head / size[1]
-    grid = figure.add_gridspec(
-        down * len(queries),
-        len(widths),
-        width_ratios=widths,
-        left=left,
-        right=1 - left,
-        top=top,
-        bottom=0.22 / size[1],
-        wspace=0.1,
-        hspace=CAPTION_INCHES / CELL_INCHES + 0.1,
-    )
-    if title:
-        figure.text(left, 1 - 0.1 / size[1], title, ha="left", va="top", fontsize=11, fontweight="bold")
-    for number, query in enumerate(queries):
-        query_label = int(dataset.test.labels[query])
-        axes = figure.add_subplot(grid[number * down, 0])
-        _draw(axes, dataset.test, int(query), dataset.classes[query_label], NEUTRAL)
-        if number == 0:
-            _head(figure, axes, axes, "query")
-        for block, (name, rows) in enumerate(hits.items()):
-            row, first = (number * down + block, 2) if stacked else (number, 2 + block * (depth + 1))
-            cells = [figure.add_subplot(grid[row, first + place]) for place in range(depth)]
-            for cell, hit in zip(cells, rows[number], strict=True):
-                label = int(dataset.train.labels[hit])
-                right = label == query_label
-                _draw(cell, dataset.train, int(hit), dataset.classes[label], RIGHT if right else WRONG)
-                _mark(cell, right)
-            if stacked:
-                cells[0].set_ylabel(name, fontsize=8, fontweight="bold", labelpad=5)
-            elif number == 0:
-                _head(figure, cells[0], cells[-1], name)
+    figure.suptitle(title, fontsize=11, fontweight="bold")
+    grid = figure.subplots(height, 1 + depth, squeeze=False)
+    grid[0, 0].set_title("query", fontsize=9, fontweight="bold")
+    for row, (place, name) in enumerate(itertools.product(range(len(queries)), hits)):
+        query = int(queries[place])
+        query_label = dataset.test.labels[query]
+        if row % len(hits) == 0:
+            _draw(grid[row, 0], dataset.test, query, dataset.classes, NEUTRAL)
+        else:
+            grid[row, 0].set_visible(False)
+        grid[row, 1].set_ylabel(name, fontsize=8, fontweight="bold", labelpad=5)
+        for axes, hit in zip(grid[row, 1:], hits[name][place], strict=True):
+            right = dataset.train.labels[hit] == query_label
+            colour, mark = (RIGHT, "✓") if right else (WRONG, "✗")
+            _draw(axes, dataset.train, int(hit), dataset.classes, colour)
+            box = {"boxstyle": "round,pad=0.18", "facecolor": colour, "edgecolor": "white", "lw": 0.5}
+            style: dict[str, Any] = {"ha": "right", "va": "top", "fontsize": 7, "color": "white", "bbox": box}
+            axes.text(0.97, 0.97, mark, transform=axes.transAxes, fontweight="bold", **style)
     return figure
 
 
-def _draw(axes: Axes, images: ImageSplit, row: int, name: str, colour: str) -> None:
+def _draw(axes: Axes, images: ImageSplit, row: int, classes: Sequence[str], colour: str) -> None:
     axes.imshow(images.take([row])[0].permute(1, 2, 0).numpy(), interpolation="nearest")
-    axes.set_xticks([])
-    axes.set_yticks([])
+    axes.set(xticks=[], yticks=[])
     for spine in axes.spines.values():
         spine.set(edgecolor=colour, linewidth=2.4)
-    axes.set_xlabel(shorten(name), fontsize=7, labelpad=2.5, color=colour)
-
-
-def _mark(axes: Axes, right: bool) -> None:
-    axes.text(
-        0.97,
-        0.97,
-        "✓" if right else "✗",
-        transform=axes.transAxes,
-        ha="right",
-        va="top",
-        fontsize=7,
-        fontweight="bold",
-        color="white",
-        bbox={
-            "boxstyle": "round,pad=0.18",
-            "facecolor": RIGHT if right else WRONG,
-            "edgecolor": "white",
-            "lw": 0.5,
-        },
-    )
-
-
-def _head(figure: Figure, first: Axes, last: Axes, text: str) -> None:
-    start, end = first.get_position(), last.get_position()
-    middle, above = (start.x0 + end.x1) / 2, end.y1 + 0.07 / figure.get_figheight()
-    figure.text(middle, above, text, ha="center", va="bottom", fontsize=9, fontweight="bold")
+    axes.set_xlabel(shorten(classes[int(images.labels[row])]), fontsize=7, labelpad=2.5, color=colour)
 
 
 def shorten(name: str, length: int = 16) -> str:

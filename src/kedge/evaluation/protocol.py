@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from kedge.datasets import Dataset, ImageSplit, as_dataset, is_external
 from kedge.distributed import all_gather_rows, broadcast_object, shard_range, world_size
@@ -21,6 +21,7 @@ from kedge.metrics.distances import DEFAULT_MEMORY
 from kedge.metrics.inputs import Array
 from kedge.metrics.ranking import Rest
 from kedge.model import Model, embed_split
+from kedge.model.io import kedge_version
 
 _BATCH = {"cpu": 256, "cuda": 2048}
 """Images embedded at a time."""
@@ -74,13 +75,19 @@ def evaluate_embeddings(
         )
         return _all_gather(ranking) if sharded else ranking
 
+    def scores(ranking: Ranking) -> dict[str, float]:
+        means = ranking.mean()
+        return {metric: means[metric] for metric in METRICS}
+
     brute_force = search()
+    # Euclidean distances of embeddings of length 1 rank as their cosines do.
+    cosine = search(vectors=(normalize(torch.as_tensor(queries), dim=1), normalize(torch.as_tensor(gallery), dim=1)))
     return Report(
-        brute_force=_scores(brute_force),
-        brute_force_cosine=_scores(search(vectors=(_normalize(queries), _normalize(gallery)))),
-        label_lists=_scores(search(gallery_labels)),
-        label_lists_rest_last=_scores(search(gallery_labels, rest="last")),
-        anchor_lists=_scores(search(gallery_routes)),
+        brute_force=scores(brute_force),
+        brute_force_cosine=scores(cosine),
+        label_lists=scores(search(gallery_labels)),
+        label_lists_rest_last=scores(search(gallery_labels, rest="last")),
+        anchor_lists=scores(search(gallery_routes)),
         accuracy=accuracy(query_routes, query_labels),
         # The first hit is right or wrong; a query of a class that the gallery lacks counts as wrong.
         knn1=float(brute_force.precision[1].mean()),
@@ -143,8 +150,8 @@ def evaluate(model: Model, dataset: Any, *, batch_size: int | None = None, limit
             "classes": len(dataset.classes),
             "gallery": len(dataset.train),
             "test": len(dataset.test),
-            "device": _device_name(model.device),
-            "versions": {"kedge": _version("kedge"), "torch": torch.__version__},
+            "device": torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else model.device.type,
+            "versions": {"kedge": kedge_version(), "torch": torch.__version__},
         },
     )
     ended = time.perf_counter()
@@ -167,24 +174,3 @@ def _all_gather(ranking: Ranking) -> Ranking:
     """The scores of all ranks' queries."""
     precision = {k: all_gather_rows(values) for k, values in ranking.precision.items()}
     return Ranking(all_gather_rows(ranking.average_precision), precision, all_gather_rows(ranking.relevant))
-
-
-def _normalize(embeddings: Array) -> Tensor:
-    """Embeddings of length 1, whose Euclidean distances rank as their cosines do."""
-    return torch.nn.functional.normalize(torch.as_tensor(embeddings), dim=1)
-
-
-def _scores(ranking: Ranking) -> dict[str, float]:
-    means = ranking.mean()
-    return {metric: means[metric] for metric in METRICS}
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "unknown"

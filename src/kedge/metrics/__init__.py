@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from kedge.metrics.nearest import nearest
-from kedge.metrics.ranking import Ranking, rank_relevant
+from kedge.metrics.ranking import Ranking, nearest, rank_relevant
 from kedge.metrics.scores import accuracy, knn_accuracy, mean_average_precision, precision_at_k
 
 __all__ = [

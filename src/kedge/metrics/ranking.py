@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from kedge.errors import ConfigError, DataError
-from kedge.metrics.counting import NEVER, count_ranks, work_space
+from kedge.metrics.counting import NEVER, count_ranks, sort_keys, work_space
 from kedge.metrics.distances import DEFAULT_MEMORY, distance_blocks
-from kedge.metrics.inputs import Array, check_depths, check_integers, check_pair, check_self_index
+from kedge.metrics.inputs import Array, check_integers, check_pair, check_self_index
 
 Rest = Literal["dropped", "last"]
 
@@ -67,7 +67,9 @@ def rank_relevant(
     >>> {name: round(value, 3) for name, value in ranking.mean().items()}
     {'mAP': 0.833, 'P@1': 1.0, 'P@2': 0.5}
     """
-    depths = check_depths(ks)
+    depths = tuple(ks)
+    if min(depths, default=1) < 1:
+        raise ConfigError(f"k is {min(depths)}; precision needs a depth of at least 1.")
     if rest not in get_args(Rest):
         raise ConfigError(f'rest is {rest!r}; give "dropped" or "last".')
     if (query_lists is None) != (gallery_lists is None):
@@ -76,7 +78,7 @@ def rank_relevant(
     device = gallery.device
     asked = check_integers("query_labels", query_labels, len(queries), device)
     members = _Members(check_integers("gallery_labels", gallery_labels, len(gallery), device))
-    own = None if self_index is None else check_self_index(self_index, len(queries), len(gallery), device)
+    own = None if self_index is None else check_self_index(self_index, len(queries), gallery)
     lists = None
     if query_lists is not None and gallery_lists is not None:
         lists = (
@@ -101,13 +103,27 @@ def rank_relevant(
         if lists is None:
             ranks = count_ranks(distances, items, valid)
         else:
-            inside = lists[0][block, None] == lists[1]
-            ranks = _ranks_with_lists(distances, items, valid, inside, rest)
+            ranks = _ranks_with_lists(distances, items, valid, lists[0][block, None] == lists[1], rest)
         relevant[block] = valid.sum(1)
         average_precision[block] = _average_precision(ranks, relevant[block])
         for k in depths:
             precision[k][block] = (ranks <= k).sum(1).to(torch.float64) / k
     return Ranking(average_precision, precision, relevant)
+
+
+def nearest(queries: Array, gallery: Array, k: int, *, memory: int = DEFAULT_MEMORY) -> Tensor:
+    """The rows of the ``k`` nearest gallery items of each query (Q x k), ties by gallery order.
+
+    >>> nearest(torch.tensor([[0.0]]), torch.tensor([[3.0], [1.0], [-1.0]]), k=2)
+    tensor([[1, 2]])
+    """
+    queries, gallery = check_pair(queries, gallery)
+    if not 1 <= k <= len(gallery):
+        raise ConfigError(f"k is {k} but the gallery has {len(gallery)} items; give a k between 1 and that.")
+    rows = torch.empty(len(queries), k, dtype=torch.int64, device=gallery.device)
+    for block, distances in distance_blocks(queries, gallery, memory=memory, bytes_per_query=8 * len(gallery)):
+        rows[block] = sort_keys(distances).topk(k, dim=1, largest=False).values & (2**31 - 1)
+    return rows
 
 
 class _Members:

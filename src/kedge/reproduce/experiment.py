@@ -12,12 +12,12 @@ from matplotlib.figure import Figure
 
 from kedge.evaluation.report import METHODS, TITLES
 from kedge.reproduce.jobs import DataFiles, Job
-from kedge.reproduce.paper import PaperValue, display
+from kedge.reproduce.paper import PaperTable, PaperValue, display, paper_values
 from kedge.reproduce.plots import write_figure
-from kedge.reproduce.results import Column, ResultLine, Results
-from kedge.reproduce.tables import Rows, Table, write_table
+from kedge.reproduce.results import ResultLine, Results
+from kedge.reproduce.tables import Column, Rows, Table, write_table
 
-__all__ = ["ACCURACY", "KNN1", "LOSSES", "METHOD_COLUMNS", "Experiment", "LinesByLoss", "Selection"]
+__all__ = ["ACCURACY", "KNN1", "LOSSES", "METHOD_COLUMNS", "Experiment", "LinesByLoss", "Row", "Selection"]
 
 LOSSES = ("cross_entropy", "contrastive", "cam")
 
@@ -29,6 +29,8 @@ ALL_COLUMNS = (*METHOD_COLUMNS, ACCURACY, KNN1)
 
 LinesByLoss = dict[str, list[ResultLine]]
 """Of each loss a line for every seed."""
+Row = tuple[tuple[str, ...], tuple[Column, ...], dict[str, PaperValue]]
+"""Labels, columns, and what the paper prints by metric."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class Experiment:
     """What its rows are labelled by."""
     columns: ClassVar[tuple[Column, ...]] = ()
     """The columns of the paper's table, if it has one."""
+    paper_table: ClassVar[PaperTable] = "retrieval"
     notes: ClassVar[tuple[str, ...]] = ()
     all_methods: ClassVar[bool] = True
     """Whether it has a table of all search methods."""
@@ -84,46 +87,49 @@ class Experiment:
             jobs += [replace(job, changes=changes) for changes in self.variants(job, selection)]
         return jobs
 
-    def variants(self, job: Job, selection: Selection) -> Sequence[tuple[str, ...]]:
+    def groups(self, selection: Selection) -> dict[Job, list[Job]]:
+        """Runs that differ in nothing but their seed, by the job with seed 0."""
+        groups: dict[Job, list[Job]] = {}
+        for job in self.jobs(selection):
+            groups.setdefault(replace(job, seed=0), []).append(job)
+        return groups
+
+    def variants(self, job: Job, selection: Selection) -> Sequence[tuple[str, ...]]:  # noqa: ARG002
         """The overrides of each run with this dataset, encoder, loss and seed."""
-        del job, selection
         return ((),)
 
-    def is_specific(self, job: Job) -> bool:
+    def is_specific(self, job: Job) -> bool:  # noqa: ARG002
         """Whether this run shows that the experiment was run, and not only another that shares the run."""
-        del job
         return True
 
     def row(self, job: Job) -> tuple[str, ...]:
         """The labels of the row of a run."""
         return job.dataset, job.encoder, job.loss
 
-    def paper(self, job: Job) -> dict[str, PaperValue]:
-        """What the paper prints of a run, by metric."""
-        del job
-        return {}
+    def rows(self, job: Job) -> list[Row]:
+        """The rows of a run in the paper's table."""
+        return [(self.row(job), self.columns, paper_values(self.paper_table, job.dataset, job.encoder, job.loss))]
 
     def tables(self, results: Results, selection: Selection) -> list[Table]:
         """For every recipe the paper's table and that of all search methods."""
         tables = []
-        for part in (replace(selection, recipes=(recipe,)) for recipe in selection.recipes):
+        settings = [f"With {' '.join(selection.settings)}."] if selection.settings else []
+        for recipe in selection.recipes:
+            paper: Rows = {}
+            every: Rows = {}
+            for job, seeds in self.groups(replace(selection, recipes=(recipe,))).items():
+                for labels, columns, values in self.rows(job):
+                    paper[labels] = tuple(results.cell(seeds, column, values.get(column.metric)) for column in columns)
+                every[self.row(job)] = tuple(results.cell(seeds, column) for column in ALL_COLUMNS)
             if self.columns:
-                tables.append(self._table(part, "", "", self.columns, self.rows(results, part), self.notes))
+                title, notes = f"{self.title}, recipe {recipe}", (*self.notes, *settings)
+                tables.append(Table(f"{self.name}-{recipe}", title, self.labels, self.columns, paper, notes))
             if self.all_methods:
-                rows: Rows = {
-                    self.row(job): tuple(results.cell(seeds, column) for column in ALL_COLUMNS)
-                    for job, seeds in self.groups(part).items()
-                }
-                tables.append(self._table(part, "-all", ": all ways to search", ALL_COLUMNS, rows))
+                title = f"{self.title}: all ways to search, recipe {recipe}"
+                tables.append(
+                    Table(f"{self.name}-all-{recipe}", title, self.labels, ALL_COLUMNS, every, tuple(settings))
+                )
         return tables
-
-    def rows(self, results: Results, selection: Selection) -> Rows:
-        """The rows of the paper's table: a cell for each of `columns`, beside what the paper prints."""
-        rows: Rows = {}
-        for job, seeds in self.groups(selection).items():
-            paper = self.paper(job)
-            rows[self.row(job)] = tuple(results.cell(seeds, one, paper.get(one.metric)) for one in self.columns)
-        return rows
 
     def figures(self, results: Results, selection: Selection) -> dict[str, Figure]:
         """Figures by name: one for each recipe, dataset and encoder of which something ran, if it draws any."""
@@ -137,10 +143,13 @@ class Experiment:
         }
         return {name: figure for name, figure in drawn.items() if figure is not None}
 
-    def draw(self, by_loss: LinesByLoss, title: str, data_files: DataFiles) -> Figure | None:
+    def draw(self, by_loss: LinesByLoss, title: str, data_files: DataFiles) -> Figure | None:  # noqa: ARG002
         """The figure of what was last measured of each loss, seed by seed; None where there is nothing to draw."""
-        del by_loss, title, data_files
         return None
+
+    def caption(self, dataset: str, encoder: str, recipe: str) -> str:
+        """The title of a figure."""
+        return f"{self.title}: {display(dataset)} · {display(encoder)}, recipe {recipe}"
 
     def write(self, results: Results, selection: Selection, out: Path) -> tuple[list[Table], list[Path]]:
         """Write all tables and figures below `out`; the tables, and the files."""
@@ -149,28 +158,3 @@ class Experiment:
         for name, figure in self.figures(results, selection).items():
             paths += write_figure(figure, out / "figures", name)
         return tables, paths
-
-    def groups(self, selection: Selection) -> dict[Job, list[Job]]:
-        """Runs that differ in nothing but their seed, by the job with seed 0."""
-        groups: dict[Job, list[Job]] = {}
-        for job in self.jobs(selection):
-            groups.setdefault(replace(job, seed=0), []).append(job)
-        return groups
-
-    def _table(
-        self,
-        selection: Selection,
-        suffix: str,
-        subtitle: str,
-        columns: tuple[Column, ...],
-        rows: Rows,
-        notes: Sequence[str] = (),
-    ) -> Table:
-        (recipe,) = selection.recipes
-        settings = [f"With {' '.join(selection.settings)}."] if selection.settings else []
-        title = f"{self.title}{subtitle}, recipe {recipe}"
-        return Table(f"{self.name}{suffix}-{recipe}", title, self.labels, columns, rows, (*notes, *settings))
-
-    def caption(self, dataset: str, encoder: str, recipe: str) -> str:
-        """The title of a figure."""
-        return f"{self.title}: {display(dataset)} · {display(encoder)}, recipe {recipe}"

@@ -15,12 +15,12 @@ from kedge.datasets import shot_counts
 from kedge.errors import ConfigError
 from kedge.evaluation import retrieval_grid
 from kedge.evaluation.report import TITLES
-from kedge.reproduce.experiment import ACCURACY, KNN1, LOSSES, METHOD_COLUMNS, Experiment, LinesByLoss, Selection
+from kedge.reproduce.experiment import ACCURACY, KNN1, LOSSES, METHOD_COLUMNS, Experiment, LinesByLoss, Row, Selection
 from kedge.reproduce.jobs import DataFiles, Job, dataset_info, load_dataset
-from kedge.reproduce.paper import PaperValue, display, paper_rows, paper_values
+from kedge.reproduce.paper import display, paper_rows, paper_values
 from kedge.reproduce.plots import plot_curves, plot_embeddings, plot_loss_benchmark
-from kedge.reproduce.results import Column, Results, value_at
-from kedge.reproduce.tables import Rows, Table
+from kedge.reproduce.results import Results, value_at
+from kedge.reproduce.tables import Column, Table
 
 __all__ = ["EXPERIMENTS", "get_experiment"]
 
@@ -40,10 +40,11 @@ class Table1(Experiment):
         "force for the other losses.",
     )
 
-    def paper(self, job: Job) -> dict[str, PaperValue]:
+    def rows(self, job: Job) -> list[Row]:
         """CAM's brute-force mAP is printed in the second table."""
+        [(labels, columns, paper)] = super().rows(job)
         second = paper_values("two_stage", job.dataset, job.encoder, "brute_force") if job.loss == "cam" else {}
-        return second | paper_values("retrieval", job.dataset, job.encoder, job.loss)
+        return [(labels, columns, second | paper)]
 
 
 class Table2(Experiment):
@@ -65,15 +66,15 @@ class Table2(Experiment):
     )
     all_methods = False
 
-    def rows(self, results: Results, selection: Selection) -> Rows:
-        """Each run in two rows, one for each search."""
-        rows: Rows = {}
-        searches = {"brute_force": "brute_force", "two_stage": "label_lists_rest_last"}
-        for (job, seeds), (search, lists) in itertools.product(self.groups(selection).items(), searches.items()):
+    def rows(self, job: Job) -> list[Row]:
+        """One for each search."""
+        rows: list[Row] = []
+        for search, lists in {"brute_force": "brute_force", "two_stage": "label_lists_rest_last"}.items():
             paper = paper_values("two_stage", job.dataset, job.encoder, search) if job.loss == "cam" else {}
-            columns = [replace(one, metric=one.metric.format(list=lists, search=search)) for one in self.columns]
-            cells = (results.cell(seeds, column, paper.get(column.metric)) for column in columns)
-            rows[*self.row(job), search] = tuple(cells)
+            columns = (
+                replace(column, metric=column.metric.format(list=lists, search=search)) for column in self.columns
+            )
+            rows.append(((*self.row(job), search), tuple(columns), paper))
         return rows
 
 
@@ -99,9 +100,8 @@ class Ablation(Experiment):
     }
     """Row of the paper by its overrides; the last is the loss as it is."""
 
-    def variants(self, job: Job, selection: Selection) -> Sequence[tuple[str, ...]]:
+    def variants(self, job: Job, selection: Selection) -> Sequence[tuple[str, ...]]:  # noqa: ARG002
         """The eight rows."""
-        del job, selection
         return list(self.ROWS)
 
     def is_specific(self, job: Job) -> bool:
@@ -113,10 +113,11 @@ class Ablation(Experiment):
         repel, keep_norm, init = self.ROWS[job.changes]
         return job.dataset, job.encoder, "yes" if repel else "no", "yes" if keep_norm else "no", str(init)
 
-    def paper(self, job: Job) -> dict[str, PaperValue]:
+    def rows(self, job: Job) -> list[Row]:
         """Printed for one dataset and encoder."""
-        same = (job.dataset, job.encoder) == (self.datasets[0], self.encoders[0])
-        return paper_values("ablation", *self.ROWS[job.changes]) if same else {}
+        is_printed = (job.dataset, job.encoder) == (self.datasets[0], self.encoders[0])
+        paper = paper_values("ablation", *self.ROWS[job.changes]) if is_printed else {}
+        return [(self.row(job), self.columns, paper)]
 
 
 class Classification(Experiment):
@@ -127,22 +128,31 @@ class Classification(Experiment):
     encoders = ("resnet18", "resnet50")
     losses = ("cross_entropy", "cam")
     columns = (ACCURACY, KNN1)
+    paper_table = "classification"
     all_methods = False
-
-    def paper(self, job: Job) -> dict[str, PaperValue]:
-        """Accuracies."""
-        return paper_values("classification", job.dataset, job.encoder, job.loss)
 
 
 class Curves(Experiment):
-    """mAP over a number, brute force and two-stage search in a figure each."""
+    """Runs that differ in one number, and mAP over it: brute force and two-stage search in a figure each."""
 
     x_label: ClassVar[str]
-    log2_x: ClassVar[bool] = False
+    log2_x: ClassVar[bool] = True
+
+    def numbers(self, dataset: str, selection: Selection) -> Sequence[int]:
+        """What is compared, unless the selection says so."""
+        raise NotImplementedError
+
+    def variants(self, job: Job, selection: Selection) -> Sequence[tuple[str, ...]]:
+        """One for each number."""
+        return [(f"{self.sweeps}={number}",) for number in selection.sweep or self.numbers(job.dataset, selection)]
+
+    def row(self, job: Job) -> tuple[str, ...]:
+        """With the number, as in `encoder.dim=32`."""
+        return job.dataset, job.encoder, job.changes[0].partition("=")[2], job.loss
 
     def points(self, job: Job, values: Any) -> Iterable[tuple[str, Any]]:
         """The numbers of a run, and what was measured there."""
-        raise NotImplementedError
+        return [(self.row(job)[2], values)]
 
     def figures(self, results: Results, selection: Selection) -> dict[str, Figure]:
         """One for each recipe and search method."""
@@ -166,30 +176,7 @@ class Curves(Experiment):
         return figures
 
 
-class Sweep(Curves):
-    """Runs that differ in one number, and curves over it."""
-
-    sweeps: ClassVar[str]
-    log2_x = True
-
-    def sweep(self, dataset: str, selection: Selection) -> Sequence[int]:
-        """All numbers."""
-        raise NotImplementedError
-
-    def variants(self, job: Job, selection: Selection) -> Sequence[tuple[str, ...]]:
-        """One for each number."""
-        return [(f"{self.sweeps}={number}",) for number in selection.sweep or self.sweep(job.dataset, selection)]
-
-    def row(self, job: Job) -> tuple[str, ...]:
-        """With the number, as in `encoder.dim=32`."""
-        return job.dataset, job.encoder, job.changes[0].partition("=")[2], job.loss
-
-    def points(self, job: Job, values: Any) -> Iterable[tuple[str, Any]]:
-        """One for each run."""
-        return [(self.row(job)[2], values)]
-
-
-class Dimensions(Sweep):
+class Dimensions(Curves):
     """Embeddings from small to large."""
 
     name = "dimensions"
@@ -200,10 +187,24 @@ class Dimensions(Sweep):
     sweeps = "encoder.dim"
     x_label = "dimensions"
 
-    def sweep(self, dataset: str, selection: Selection) -> Sequence[int]:
+    def numbers(self, dataset: str, selection: Selection) -> Sequence[int]:  # noqa: ARG002
         """Powers of two."""
-        del dataset, selection
         return [32, 64, 128, 256, 512, 1024, 2048]
+
+
+class FewShot(Curves):
+    """From one image of each class to all."""
+
+    name = "fewshot"
+    title = "Few pictures of each class"
+    labels = ("dataset", "encoder", "shots", "loss")
+    sweeps = "split.shots"
+    x_label = "images of each class"
+
+    def numbers(self, dataset: str, selection: Selection) -> Sequence[int]:
+        """1, 2, 4 … until all images are used."""
+        largest = dataset_info(dataset, selection.data_files).largest_class
+        return shot_counts(np.zeros(largest, dtype=np.int64))
 
 
 class Convergence(Curves):
@@ -215,33 +216,21 @@ class Convergence(Curves):
     encoders = ("resnet50",)
     measures = ("scores", "curve")
     x_label = "epoch"
+    log2_x = False
     EPOCHS: ClassVar = 20
     """Epochs that are measured, about."""
 
-    def variants(self, job: Job, selection: Selection) -> Sequence[tuple[str, ...]]:
+    def variants(self, job: Job, selection: Selection) -> Sequence[tuple[str, ...]]:  # noqa: ARG002
         """One that keeps checkpoints on its way."""
-        del selection
         return [(f"trainer.keep_every={max(1, int(job.config.recipe.epochs) // self.EPOCHS)}",)]
 
-    def points(self, job: Job, values: Any) -> Iterable[tuple[str, Any]]:
+    def row(self, job: Job) -> tuple[str, ...]:
+        """Runs differ in nothing else."""
+        return Experiment.row(self, job)
+
+    def points(self, job: Job, values: Any) -> Iterable[tuple[str, Any]]:  # noqa: ARG002
         """One for each epoch."""
-        del job
         return list(values.items())
-
-
-class FewShot(Sweep):
-    """From one image of each class to all."""
-
-    name = "fewshot"
-    title = "Few pictures of each class"
-    labels = ("dataset", "encoder", "shots", "loss")
-    sweeps = "split.shots"
-    x_label = "images of each class"
-
-    def sweep(self, dataset: str, selection: Selection) -> Sequence[int]:
-        """1, 2, 4 … until all images are used."""
-        largest = dataset_info(dataset, selection.data_files).largest_class
-        return shot_counts(np.zeros(largest, dtype=np.int64))
 
 
 class Embeddings2d(Experiment):
@@ -253,14 +242,12 @@ class Embeddings2d(Experiment):
     encoders = ("resnet18",)
     measures = ("scores", "points")
 
-    def variants(self, job: Job, selection: Selection) -> Sequence[tuple[str, ...]]:
+    def variants(self, job: Job, selection: Selection) -> Sequence[tuple[str, ...]]:  # noqa: ARG002
         """Two dimensions; CAM with the margin the paper takes for them."""
-        del selection
         return [("encoder.dim=2", *(["loss.margin=4", "loss.min_norm=1"] if job.loss == "cam" else []))]
 
-    def draw(self, by_loss: LinesByLoss, title: str, data_files: DataFiles) -> Figure:
+    def draw(self, by_loss: LinesByLoss, title: str, data_files: DataFiles) -> Figure:  # noqa: ARG002
         """Scatter plots and densities, of the first seed that ran."""
-        del data_files
         values = {loss: seeds[0].values for loss, seeds in by_loss.items()}
         embeddings: dict[str, Any] = {
             loss: {
@@ -317,9 +304,8 @@ class LossBenchmark(Experiment):
         """Scores, and ranks within each column."""
         return [each for table in super().tables(results, selection) for each in (table, table.ranks())]
 
-    def draw(self, by_loss: LinesByLoss, title: str, data_files: DataFiles) -> Figure:
+    def draw(self, by_loss: LinesByLoss, title: str, data_files: DataFiles) -> Figure:  # noqa: ARG002
         """All losses side by side."""
-        del data_files
         lines = [line for seeds in by_loss.values() for line in seeds]
         scores = {column.title: [value_at(line.values, column.metric) for line in lines] for column in self.DRAWN}
         frame = pd.DataFrame(scores, index=[line.loss for line in lines], dtype=float)
@@ -329,16 +315,8 @@ class LossBenchmark(Experiment):
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
     for experiment in (
-        Table1(),
-        Table2(),
-        Ablation(),
-        Classification(),
-        Dimensions(),
-        Convergence(),
-        FewShot(),
-        Embeddings2d(),
-        Qualitative(),
-        LossBenchmark(),
+        *(Table1(), Table2(), Ablation(), Classification(), Dimensions(), Convergence(), FewShot()),
+        *(Embeddings2d(), Qualitative(), LossBenchmark()),
     )
 }
 

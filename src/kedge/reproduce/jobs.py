@@ -134,14 +134,12 @@ def load_dataset(name: str, data_files: DataFiles, *, download: bool = True) -> 
 
 
 class DatasetInfo(NamedTuple):
-    """The size of a training set."""
+    """The size of a training set: its images, classes, pixels of the shorter side, images of the largest class."""
 
     images: int
     classes: int
     side: int
-    """Pixels of an image's shorter side."""
     largest_class: int
-    """Images of the largest class."""
 
 
 _PAPER_DATASETS = {

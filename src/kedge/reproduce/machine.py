@@ -10,17 +10,18 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from kedge.config.compose import build, compose
+from kedge.model.io import kedge_version
 from kedge.reproduce.jobs import DataFiles, Job, dataset_info
 from kedge.reproduce.results import ResultLine
 
-__all__ = ["Estimates", "describe", "format_duration"]
+__all__ = ["Estimates", "describe"]
 
 _BATCH = {"cpu": 8, "cuda": 256}
 """Images in the step that is timed: enough to keep the device busy."""
@@ -36,7 +37,8 @@ def describe() -> dict[str, Any]:
         "gpu": gpu,
         "driver": _output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") if gpu else None,
         "python": platform.python_version(),
-        **{name: _version(name) for name in ("kedge", "torch", "torchvision", "lightning", "numpy")},
+        "kedge": kedge_version(),
+        **{name: version(name) for name in ("torch", "torchvision", "lightning", "numpy")},
     }
 
 
@@ -64,18 +66,6 @@ class Estimates:
         return per_image * images * config.recipe.epochs * passes, "one step"
 
 
-def format_duration(seconds: float) -> str:
-    """For people.
-
-    >>> format_duration(59), format_duration(150), format_duration(9000), format_duration(400_000)
-    ('59 s', '2.5 min', '2.5 h', '4.6 days')
-    """
-    for limit, divisor, unit in ((90, 1, "s"), (5400, 60, "min"), (172_800, 3600, "h")):
-        if seconds < limit:
-            return f"{seconds / divisor:.0f} {unit}" if divisor == 1 else f"{seconds / divisor:.1f} {unit}"
-    return f"{seconds / 86_400:.1f} days"
-
-
 def _commit() -> str | None:
     here = Path(__file__).resolve().parent
     root = _output_of("git", "rev-parse", "--show-toplevel", folder=here)
@@ -95,15 +85,8 @@ def _output_of(*command: str, folder: Path | None = None) -> str | None:
 def _cpu() -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:  # Kedge, run from a source tree that is not installed
-        return None
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
 
 
 def _hardware(machine: dict[str, Any]) -> tuple[Any, ...]:

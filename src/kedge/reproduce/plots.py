@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -9,29 +10,23 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-import torch
 from matplotlib import colormaps, patheffects, rc_context
 from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
-from torchvision.transforms.v2.functional import gaussian_blur
 
 from kedge.evaluation.plots import shorten
 from kedge.io import atomic_write
 from kedge.reproduce.paper import display
 
-__all__ = ["Points", "Split", "loss_styles", "plot_curves", "plot_embeddings", "plot_loss_benchmark", "write_figure"]
+__all__ = ["Points", "loss_styles", "plot_curves", "plot_embeddings", "plot_loss_benchmark", "write_figure"]
 
-Split = Literal["train", "test"]
 Points = tuple[npt.NDArray[np.floating], npt.NDArray[np.integer]]
 """Embeddings (n × 2) and labels (n)."""
-Limits = tuple[tuple[float, float], tuple[float, float]]
 
-_SPLITS: dict[Split, str] = {"train": "training images", "test": "test images"}
-_BINS = 150
+_BINS = 75
 _GREY = "#6b6b6b"
 _HALO = [patheffects.withStroke(linewidth=2, foreground="white")]
 # Colours that common kinds of colour blindness can tell apart; markers say the same without colour.
@@ -47,59 +42,47 @@ _STYLES = {
     "supcon": ("#999933", ">"),
     "center": ("#1a1a1a", "p"),
 }
-_OTHER_COLOURS = ("#8c510a", "#8a8a8a", "#44aa99", "#aa4499", "#117733", "#ddcc77", "#661100")
-_OTHER_MARKERS = ("h", "*", "d", "8", "H")
+_OTHER_STYLES = list(itertools.product(("#8c510a", "#8a8a8a", "#44aa99", "#aa4499", "#117733"), "h*d8H"))
 _METRIC_STYLES = (("#222222", "o"), ("#e69f00", "s"), ("#56b4e9", "D"), ("#aa4499", "^"), ("#999933", "v"))
 
 
 def loss_styles(losses: Iterable[str]) -> dict[str, tuple[str, str]]:
     """Colour and marker of each loss: those that Kedge ships look the same in every figure."""
-    others = sorted(set(losses) - _STYLES.keys())
-    return _STYLES | {
-        loss: (_OTHER_COLOURS[number % len(_OTHER_COLOURS)], _OTHER_MARKERS[number % len(_OTHER_MARKERS)])
-        for number, loss in enumerate(others)
-    }
+    return _STYLES | dict(zip(sorted(set(losses) - _STYLES.keys()), itertools.cycle(_OTHER_STYLES), strict=False))
 
 
 def plot_curves(
     curves: pd.DataFrame, *, x_label: str, y_label: str = "mAP", log2_x: bool = False, title: str = ""
 ) -> Figure:
-    """A line per loss at the mean over its seeds, with a band of one standard deviation (of a sample) either side.
+    """A line per loss at the mean over its seeds, with a bar of one standard deviation (of a sample) either side.
 
     `curves` has the columns dataset, encoder, loss, x and value, and a row for each seed. Datasets and encoders are
     small multiples; those without values say "not run". All share the y axis, those of a dataset the x axis.
     """
     datasets, encoders = list(curves["dataset"].unique()), list(curves["encoder"].unique())
-    single = len(datasets) == len(encoders) == 1
-    size = (6.4, 3.8) if single else (2.6 * len(encoders) + 2, 2.1 * len(datasets) + 1)
-    figure = _new_figure(*size, title)
+    figure = _new_figure(3.2 * len(encoders) + 2.6, 2.4 * len(datasets) + 1.4, title)
     grid = figure.subplots(len(datasets), len(encoders), sharex="row", sharey=True, squeeze=False)
     styles = loss_styles(curves["loss"])
     for (row, column), axes in np.ndenumerate(grid):
-        panel = curves[(curves["dataset"] == datasets[row]) & (curves["encoder"] == encoders[column])]
         _plain(axes, "y")
         if log2_x:
             axes.set_xscale("log", base=2)
-            axes.xaxis.set_major_locator(LogLocator(base=2, numticks=8 if single else 6))
+            axes.xaxis.set_major_locator(LogLocator(base=2, numticks=6))
             axes.xaxis.set_minor_locator(NullLocator())
             axes.xaxis.set_major_formatter("{x:g}")
         else:
             axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+        panel = curves[(curves["dataset"] == datasets[row]) & (curves["encoder"] == encoders[column])]
         for loss, seeds in panel.groupby("loss", sort=False):
-            means = seeds.groupby("x")["value"].mean()
-            deviations = seeds.groupby("x")["value"].std().fillna(0)
             colour, marker = styles[loss]
-            axes.fill_between(
-                means.index, means - deviations, means + deviations, color=colour, alpha=0.18, linewidth=0
-            )
-            if len(means) == 1:  # a band needs two neighbours; a single point has a bar
-                axes.errorbar(means.index, means, deviations, color=colour, linewidth=1.2)
-            axes.plot(means.index, means, color=colour, marker=marker, markersize=4, linewidth=1.6, label=display(loss))
+            stats = seeds.groupby("x")["value"].agg(["mean", "std"]).fillna({"std": 0})
+            axes.errorbar(stats.index, stats["mean"], stats["std"], fmt="none", ecolor=colour, elinewidth=1.2)
+            axes.plot(stats["mean"], color=colour, marker=marker, markersize=4, linewidth=1.6, label=display(loss))
         if panel.empty:
-            _write_not_run(axes)
-        if not single and row == 0:
+            axes.text(0.5, 0.5, "not run", transform=axes.transAxes, ha="center", va="center", color=_GREY)
+        if row == 0:
             axes.set_title(display(encoders[column]), fontsize=9.5, fontweight="bold")
-        if not single and column == 0:
+        if column == 0:
             axes.set_ylabel(display(datasets[row]), fontsize=9.5, fontweight="bold")
     figure.supxlabel(x_label, fontsize=9.5)
     figure.supylabel(y_label, fontsize=9.5)
@@ -136,47 +119,45 @@ def plot_loss_benchmark(scores: pd.DataFrame, *, x_label: str = "", title: str =
 
 
 def plot_embeddings(
-    embeddings: Mapping[str, Mapping[Split, Points]],
-    anchors: Mapping[str, npt.NDArray[np.floating] | None],
+    embeddings: Mapping[str, Mapping[str, Points]],
+    anchors: Mapping[str, npt.NDArray[np.floating]],
     classes: Sequence[str],
     *,
     title: str = "",
 ) -> Figure:
-    """A column per loss: training embeddings by class, their density in the plane, and both again for test.
+    """A column per loss: for each split (the same for all losses) its embeddings by class, and their density.
 
     Anchors (classes × 2), where a loss has some, are crosses with the name of their class. All of a column has one
     scale, which the most distant half percent on each side does not stretch: how many points lie outside is said.
     """
-    splits = [split for split in _SPLITS if any(split in parts for parts in embeddings.values())]
+    splits = list(next(iter(embeddings.values())))
     colours = np.array(colormaps["tab10" if len(classes) <= 10 else "tab20"].colors)  # type: ignore[attr-defined]
-    density_colours, norm = colormaps["magma_r"].with_extremes(under="white"), PowerNorm(0.5, 0.004, 1)
-    figure = _new_figure(3 * len(embeddings) + 1.6, 6 * len(splits) + 0.6, title)
+    figure = _new_figure(3 * len(embeddings) + 1.6, 6 * len(splits), title)
     grid = figure.subplots(2 * len(splits), len(embeddings), sharex="col", sharey="col", squeeze=False)
     for column, (loss, parts) in enumerate(embeddings.items()):
-        limits = _limits(parts, anchors.get(loss))
+        own = anchors.get(loss, np.empty((0, 2)))
+        limits = _limits([points for points, _ in parts.values()], own)
         grid[0, column].set(title=display(loss), xlim=limits[0], ylim=limits[1])
-        for (scatter, density), split in zip(grid[:, column].reshape(-1, 2), splits, strict=True):
-            if column == 0:
-                scatter.set_ylabel(_SPLITS[split])
-                density.set_ylabel("their distribution")
-            if split not in parts:
-                _write_not_run(scatter)
-                _write_not_run(density)
-                continue
-            points, labels = parts[split]
+        for (scatter, density), (split, (points, labels)) in zip(
+            grid[:, column].reshape(-1, 2), parts.items(), strict=True
+        ):
             _scatter(scatter, points, colours[labels % len(colours)], limits)
-            if (own := anchors.get(loss)) is not None:
-                _mark_anchors(scatter, own, classes)
+            scatter.plot(*own.T, linestyle="", marker="X", markersize=6.5, color="black", markeredgecolor="white")
+            for name, place in zip(classes, own, strict=False):
+                style: dict[str, Any] = {"ha": "center", "fontsize": 8, "fontweight": "bold", "path_effects": _HALO}
+                scatter.annotate(shorten(name, 12), place, xytext=(0, 4.5), textcoords="offset points", **style)
+            counts, _, _ = np.histogram2d(points[:, 0], points[:, 1], bins=_BINS, range=limits)
+            shares = np.ma.masked_equal(counts.T / max(counts.max(), 1), 0)
             extent = (*limits[0], *limits[1])
-            shares = _density(points, limits)
-            density.imshow(shares.T, origin="lower", extent=extent, aspect="auto", norm=norm, cmap=density_colours)
-    bar = figure.colorbar(ScalarMappable(norm, density_colours), ax=grid[-1, :], orientation="horizontal", aspect=40)
-    bar.set_label("density (share of the densest spot of its panel)", fontsize=8)
+            density.imshow(shares, "magma_r", PowerNorm(0.5, 0, 1), origin="lower", extent=extent, aspect="auto")
+            if column == 0:
+                scatter.set_ylabel(f"{split} images")
+                density.set_ylabel("their distribution")
     handles = [
         Line2D([], [], linestyle="", marker="o", color=tuple(colours[place % len(colours)]), label=shorten(name))
         for place, name in enumerate(classes)
     ]
-    if any(anchors.get(loss) is not None for loss in embeddings):
+    if anchors:
         handles.append(Line2D([], [], linestyle="", marker="X", color="black", label="class anchor"))
     figure.legend(handles=handles, loc="outside right upper", fontsize=8, frameon=False)
     return figure
@@ -212,43 +193,23 @@ def _plain(axes: Axes, grid: Literal["x", "y"]) -> None:
     axes.set_axisbelow(True)
 
 
-def _write_not_run(axes: Axes) -> None:
-    axes.text(0.5, 0.5, "not run", transform=axes.transAxes, ha="center", va="center", color=_GREY)
-
-
-def _limits(parts: Mapping[Split, Points], anchors: npt.NDArray[np.floating] | None) -> Limits:
+def _limits(splits: list[npt.NDArray[np.floating]], anchors: npt.NDArray[np.floating]) -> list[tuple[float, float]]:
     """A square that holds all but the most distant half percent on each side, and every anchor."""
-    corners = [np.nanpercentile(points, [0.5, 99.5], axis=0) for points, _ in parts.values()]
-    every = np.concatenate([*corners, *([] if anchors is None else [anchors])])
+    corners = [np.nanpercentile(points, [0.5, 99.5], axis=0) for points in splits]
+    every = np.concatenate([*corners, anchors])
     low, high = every.min(0), every.max(0)
-    centre, half = (low + high) / 2, 0.56 * float((high - low).max()) or 1.0
-    (left, bottom), (right, top) = (centre - half).tolist(), (centre + half).tolist()
-    return (left, right), (bottom, top)
+    half = 0.56 * float((high - low).max()) or 1.0
+    return [(middle - half, middle + half) for middle in ((low + high) / 2).tolist()]
 
 
-def _scatter(axes: Axes, points: npt.NDArray[np.floating], colours: npt.NDArray[np.floating], limits: Limits) -> None:
+def _scatter(axes: Axes, points: npt.NDArray[np.floating], colours: npt.NDArray[np.floating], limits: Any) -> None:
     # In the order of classes the last one would hide the others.
     order = np.random.default_rng(0).permutation(len(points))
     fewer = min(1.0, 2_000 / max(len(points), 1))
-    size, alpha = 1.5 + 8 * fewer, 0.25 + 0.45 * fewer
     x, y = points[order].T
+    size, alpha = 1.5 + 8 * fewer, 0.25 + 0.45 * fewer
     axes.scatter(x, y, c=colours[order], s=size, alpha=alpha, linewidths=0, rasterized=True)
     low, high = np.transpose(limits)
     if outside := int((~((points >= low) & (points <= high)).all(1)).sum()):
         text = axes.text(0.98, 0.02, f"{outside:,} outside", transform=axes.transAxes, ha="right", va="bottom")
         text.set(fontsize=7, color=_GREY, path_effects=_HALO)
-
-
-def _density(points: npt.NDArray[np.floating], limits: Limits) -> npt.NDArray[np.floating]:
-    """The smoothed density over a square, as a share of its highest value."""
-    x, y = points.T
-    counts, _, _ = np.histogram2d(x, y, bins=_BINS, range=limits)
-    smooth: npt.NDArray[np.floating] = gaussian_blur(torch.from_numpy(counts)[None], [9, 9], [1.2, 1.2])[0].numpy()
-    return smooth / (smooth.max() or 1.0)
-
-
-def _mark_anchors(axes: Axes, anchors: npt.NDArray[np.floating], classes: Sequence[str]) -> None:
-    axes.plot(*anchors.T, linestyle="", marker="X", markersize=6.5, color="black", markeredgecolor="white")
-    style: dict[str, Any] = {"ha": "center", "fontsize": 8, "fontweight": "bold", "path_effects": _HALO}
-    for place, name in zip(anchors, classes, strict=True):
-        axes.annotate(shorten(name, 12), place, xytext=(0, 4.5), textcoords="offset points", **style)

@@ -10,9 +10,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,25 +42,25 @@ def run(
     report: Callable[[str], None] = print,
 ) -> list[Job]:
     """Run what is missing of these jobs; returns those that failed. The output of each goes to a log file."""
-    pending = _merged(ResultStore(out / "results.jsonl").missing(jobs))
+    pending = ResultStore(out / "results.jsonl").missing(jobs)
+    logs = {job: out / "logs" / f"{job.name}.log" for job in pending}
     failed: list[Job] = []
     processes: list[subprocess.Popen[bytes]] = []
 
-    def wait_for(job: Job) -> tuple[bool, Path]:
-        log = out / "logs" / f"{job.name}.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as stream:
+    def wait_for(job: Job) -> bool:
+        logs[job].parent.mkdir(parents=True, exist_ok=True)
+        with logs[job].open("ab") as stream:
             process = _start(_task(job, out, data_files), stream)
         processes.append(process)
         with process:
-            return process.wait() == 0, log
+            return process.wait() == 0
 
     with ThreadPoolExecutor(max_workers) as pool:
         futures = {pool.submit(wait_for, job): job for job in pending}
         try:
             for count, future in enumerate(as_completed(futures), start=1):
-                job, (done, log) = futures[future], future.result()
-                outcome = "done" if done else f"failed: {_last_line(log)} ({log})"
+                job, done = futures[future], future.result()
+                outcome = "done" if done else f"failed: {_last_line(logs[job])} ({logs[job]})"
                 report(f"{count}/{len(pending)} {job.name} {outcome}")
                 failed += [] if done else [job]
         except BaseException:
@@ -79,7 +78,7 @@ def launch(jobs: Sequence[Job], out: Path, data_files: DataFiles, launcher: str)
     from hydra.errors import HydraException
 
     store = ResultStore(out / "results.jsonl")
-    pending = _merged(store.missing(jobs))
+    pending = store.missing(jobs)
     if not pending:
         return []
     with tempfile.TemporaryDirectory(prefix="kedge-") as scratch:
@@ -105,29 +104,14 @@ def perform_planned(config: Any) -> None:
         process.wait()
 
 
-def _merged(jobs: Iterable[Job]) -> list[Job]:
-    """Experiments share runs: each is trained once, with all measures that are asked of it."""
-    by_key: dict[str, Job] = {}
-    for job in jobs:
-        measures = (*by_key[job.key].measures, *job.measures) if job.key in by_key else job.measures
-        by_key[job.key] = replace(job, measures=tuple(dict.fromkeys(measures)))
-    return list(by_key.values())
-
-
 def _task(job: Job, out: Path, data_files: DataFiles) -> dict[str, Any]:
     return {"job": job.to_json(), "out": str(out), "data_files": {name: str(path) for name, path in data_files.items()}}
 
 
 def _start(task: dict[str, Any], log: Any) -> subprocess.Popen[bytes]:
-    """A worker process with its task on standard input, which stays open: the worker ends when it is closed."""
-    command = [sys.executable, "-m", "kedge.reproduce.runner", task["out"]]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log or sys.stderr, stderr=log)
-    try:
-        process.stdin.write(json.dumps(task).encode() + b"\n")  # type: ignore[union-attr]
-        process.stdin.flush()  # type: ignore[union-attr]
-    except BrokenPipeError:  # killed already, which its exit status says
-        pass
-    return process
+    """A worker process; it ends when its standard input is closed, as it is when this process is killed."""
+    command = [sys.executable, "-m", "kedge.reproduce.runner", json.dumps(task)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log or sys.stderr, stderr=log)
 
 
 def _last_line(log: Path) -> str:
@@ -152,23 +136,15 @@ def perform(job: Job, out: Path, data_files: DataFiles) -> None:
         command = " ".join(["kedge train", *job.overrides(data_files)])
         if path := data_files.get(job.dataset):  # the results hold no path of this machine
             command = command.replace(quoted(path), path.name)
+        about = {"command": command, "config_hash": job.key, "dataset_hash": dataset.fingerprint()}
         for measure in missing[0].measures:
             started = time.monotonic()
             values = MEASURES[measure](model, dataset, folder)
             seconds = time.monotonic() - started
             if measure == "scores":
                 seconds = float(pd.read_csv(folder / "history.csv")["seconds"].sum())
-            line = ResultLine.of(
-                job,
-                measure,
-                values=values,
-                command=command,
-                config_hash=job.key,
-                dataset_hash=dataset.fingerprint(),
-                seconds=round(seconds, 2),
-                machine=describe(),
-            )
-            store.append(line)
+            timed = {"seconds": round(seconds, 2), "machine": describe()}
+            store.append(ResultLine.of(job, measure, values=values, **about, **timed))
         for name in (BEST, LAST):  # the model is there, and there may be hundreds of runs
             (folder / name).unlink(missing_ok=True)
 
@@ -195,8 +171,8 @@ def _check_classes(job: Job, folder: Path, data_files: DataFiles) -> None:
 
 
 def main() -> None:
-    """Perform the task on standard input; end when that is closed, as it is when the parent process was killed."""
-    task = json.loads(sys.stdin.readline())
+    """Perform the task of the first argument; end when standard input is closed."""
+    task = json.loads(sys.argv[1])
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     data_files = {name: Path(path) for name, path in task["data_files"].items()}
     try:

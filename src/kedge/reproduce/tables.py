@@ -4,32 +4,28 @@ from __future__ import annotations
 
 import math
 import re
+import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 import pandas as pd
-from rich import box
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.markup import escape as for_rich
-from rich.measure import Measurement
-from rich.table import Table as RichTable
-from rich.text import Text
+from rich.markdown import Markdown
 
 from kedge.errors import DataError
 from kedge.io import atomic_write
 from kedge.reproduce.paper import PaperValue, display
-from kedge.reproduce.results import DECIMALS, Cell, Column, Verdict, format_value
 
-__all__ = ["MARKS", "Rows", "Table", "for_latex", "for_markdown", "write_table"]
+__all__ = ["MARKS", "Cell", "Column", "Rows", "Table", "format_value", "write_table"]
 
-Rows = dict[tuple[str, ...], tuple[Cell | None, ...]]
-"""Cells by the labels of their row."""
-
+Unit = Literal["fraction", "percent", "ms", "rank"]
+"""How a number is written: .790, 79.00%, 6.40 or 1."""
+DECIMALS: dict[Unit, int] = {"fraction": 3, "percent": 4, "ms": 2, "rank": 0}
+Verdict = Literal["above", "within", "below"]
 MARKS: dict[Verdict, str] = {"above": "↑", "within": "=", "below": "↓"}
-_LONG = 50
-"""Rows that fit on a page."""
+
 # An underscore after a letter or a digit opens no emphasis: names stay readable in the raw text.
 _MARKDOWN = re.compile(r"[\\`*\[\]<>|~$&#]|(?<![^\W_])_")
 # What would start a list or draw a line.
@@ -42,6 +38,67 @@ _LATEX = str.maketrans(
     | {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}
     | {"±": r"$\pm$", "–": "--", "↑": r"$\uparrow$", "↓": r"$\downarrow$"}
 )
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The values of one metric, one per seed (none: it was not run), and the paper's value if it prints one."""
+
+    values: tuple[float, ...]
+    paper: PaperValue | None = None
+
+    @property
+    def mean(self) -> float | None:
+        """The mean over seeds."""
+        return statistics.fmean(self.values) if self.values else None
+
+    @property
+    def std(self) -> float | None:
+        """The sample standard deviation (n - 1); None for fewer than two seeds."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else None
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Our mean against the paper's mean ± two standard deviations; None without one or the other.
+
+        Our mean is first rounded to the printed decimals. So where the paper prints no deviation, as in its ablation,
+        or one of .000, ours is within if it would be printed as the same number.
+
+        >>> Cell((0.6319,), PaperValue(0.622, 0.005)).verdict, Cell((0.9664,), PaperValue(0.967)).verdict
+        ('within', 'below')
+        """
+        if self.mean is None or self.paper is None:
+            return None
+        # Whole units of the last printed digit: differences of decimals as floats would miss equality.
+        scale = 10**self.paper.digits
+        gap = round(round(self.mean, self.paper.digits) * scale) - round(self.paper.mean * scale)
+        bound = 2 * round((self.paper.std or 0.0) * scale)
+        return "within" if abs(gap) <= bound else "above" if gap > 0 else "below"
+
+    def text(self, unit: Unit = "fraction") -> str:
+        """Mean and standard deviation, or that it was not run.
+
+        >>> Cell((0.784, 0.790, 0.796)).text(), Cell((0.79,)).text(), Cell((6.4,)).text("ms"), Cell(()).text()
+        ('.790 ± .006', '.790', '6.40', 'not run')
+        """
+        return "not run" if self.mean is None else format_value(self.mean, self.std, unit)
+
+
+@dataclass(frozen=True)
+class Column:
+    """One metric of every row; `better` is None where no value is better than another."""
+
+    title: str
+    unit: Unit = "fraction"
+    better: Literal["high", "low"] | None = "high"
+    metric: str = ""
+    """Where the values of a run have it: `brute_force.mAP`."""
+    measure: str = "scores"
+    """The measure whose values have it."""
+
+
+Rows = dict[tuple[str, ...], tuple[Cell | None, ...]]
+"""Cells by the labels of their row."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +121,7 @@ class Table:
 
         Ties are of numbers as they are shown. Columns in which nothing is better than anything else are left out.
         """
-        ranks = self._scores().groupby(self._groups()).rank(method="min", ascending=False).to_numpy()
+        ranks = self._scores().groupby(level=0).rank(method="min", ascending=False).to_numpy()
         ranked = [place for place, column in enumerate(self.columns) if column.better]
         rows = {
             labels: tuple(cells[at] and Cell(() if math.isnan(places[at]) else (float(places[at]),)) for at in ranked)
@@ -76,44 +133,34 @@ class Table:
 
     def markdown(self) -> str:
         """The table as GitHub shows it, with title, legend and notes."""
-        heads = [for_markdown(head) for head in (*self.labels, *self._heads())]
+        heads, *body = self._texts("**{}**".format, str, for_markdown)
         rules = ["---"] * len(self.labels) + ["---:"] * (len(heads) - len(self.labels))
-        texts = self._texts(lambda text: f"**{text}**", lambda text: text)
-        body = [[*map(for_markdown, labels), *cells] for labels, cells in texts]
         drawn = "\n".join(f"| {' | '.join(line)} |" for line in (heads, rules, *body))
         notes = "\n".join(f"- {for_markdown(note)}" for note in self._notes())
         return f"### {for_markdown(self.title)}\n\n{drawn}\n" + (f"\n{notes}\n" if notes else "")
 
     def latex(self) -> str:
-        """The table for a document that loads the packages named in its first lines.
-
-        It is scaled to its page or, where it has more rows than fit on one, goes over several in landscape.
-        """
-        heads = [for_latex(head).replace(", ", r",\\") for head in (*self.labels, *self._heads())]
-        stacks = [rf"\shortstack[r]{{{head}}}" for head in heads]  # long heads widen no column
+        """In landscape, over as many pages as it needs; the document must load the packages of its first lines."""
+        heads, *body = self._texts(r"\textbf{{{}}}".format, for_latex, for_latex)
+        # Stacked heads widen no column.
+        stacks = [r"\shortstack[r]{{{}}}".format(head.replace(", ", r",\\")) for head in heads]
         top = [r"\toprule", rf"{' & '.join(stacks)} \\", r"\midrule"]
-        body = []
-        texts = self._texts(r"\textbf{{{}}}".format, for_latex)
-        for (above, row), (labels, cells) in zip(pairwise([(), *self.rows]), texts, strict=True):
-            if above and above[:-1] != row[:-1]:
-                body.append(r"\addlinespace" if above[0] == row[0] else r"\midrule")
-            body.append(rf"{' & '.join([*map(for_latex, labels), *cells])} \\")
-        caption = [rf"\caption{{{for_latex(self.title)}}}", rf"\label{{tab:{self.name}}}"]
-        notes = [rf"\par\smallskip{{\footnotesize\raggedright {for_latex(note)}\par}}" for note in self._notes()]
-        align = "l" * len(self.labels) + "r" * (len(heads) - len(self.labels))
-        if len(self.rows) > _LONG:
-            packages = ["booktabs", "longtable", "pdflscape"]
-            first = [*caption, r"\\", *top, r"\endfirsthead", *top, r"\endhead", r"\bottomrule", r"\endfoot"]
-            table = [rf"\begin{{longtable}}{{{align}}}", *first, *body, r"\end{longtable}"]
-            setup = [r"\scriptsize", r"\setlength{\tabcolsep}{2pt}", r"\setlength{\LTcapwidth}{\linewidth}"]
-            drawn = [r"\begin{landscape}", *setup, *table, *notes, r"\end{landscape}"]
-        else:
-            packages = ["booktabs", "adjustbox"]
-            table = [rf"\begin{{tabular}}{{{align}}}", *top, *body, r"\bottomrule", r"\end{tabular}"]
-            scaled = r"\begin{adjustbox}{max width=\linewidth, max totalheight=0.8\textheight}"
-            boxed = [scaled, *table, r"\end{adjustbox}"]
-            drawn = [r"\begin{table}", r"\centering", *caption, r"\par\smallskip", *boxed, *notes, r"\end{table}"]
-        return "\n".join([*(rf"% \usepackage{{{package}}}" for package in packages), *drawn]) + "\n"
+        rows = []
+        for (above, row), line in zip(pairwise([(), *self.rows]), body, strict=True):
+            rows += [r"\addlinespace"] if above and above[:-1] != row[:-1] else []
+            rows.append(rf"{' & '.join(line)} \\")
+        lines = [
+            *(rf"% \usepackage{{{package}}}" for package in ("booktabs", "longtable", "pdflscape")),
+            *(r"\begin{landscape}", r"\scriptsize"),
+            *(r"\setlength{\tabcolsep}{2pt}", r"\setlength{\LTcapwidth}{\linewidth}"),
+            rf"\begin{{longtable}}{{{'l' * len(self.labels) + 'r' * (len(heads) - len(self.labels))}}}",
+            *(rf"\caption{{{for_latex(self.title)}}}", rf"\label{{tab:{self.name}}}", r"\\"),
+            *(*top, r"\endfirsthead", *top, r"\endhead", r"\bottomrule", r"\endfoot"),
+            *(*rows, r"\end{longtable}"),
+            *(rf"\par\smallskip{{\footnotesize\raggedright {for_latex(note)}\par}}" for note in self._notes()),
+            r"\end{landscape}",
+        ]
+        return "\n".join(lines) + "\n"
 
     def csv(self) -> str:
         """A line for each cell, by Kedge's names and at full precision; what was not run has 0 seeds."""
@@ -126,30 +173,8 @@ class Table:
         frame = pd.DataFrame(records, columns=[*self.labels, *names])
         return str(frame.to_csv(index=False, lineterminator="\n"))
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """In the terminal; columns for which there is no room follow below, under the same labels."""
-        heads = [head.replace(", ", ",\n") for head in self._heads()]
-        lines = list(self._texts("[bold]{}[/bold]".format, for_rich))
-
-        def draw(places: list[int]) -> RichTable:
-            table = RichTable(*self.labels, box=box.SIMPLE_HEAD)
-            for place in places:
-                table.add_column(Text(heads[place]), justify="right")
-            for labels, cells in lines:
-                table.add_row(*map(Text, labels), *(cells[place] for place in places))
-            return table
-
-        blocks: list[list[int]] = [[]]
-        for place in range(len(heads)):
-            width = Measurement.get(console, options.update(width=10_000), draw([*blocks[-1], place])).maximum
-            if blocks[-1] and width > options.max_width:
-                blocks.append([])
-            blocks[-1].append(place)
-        yield Text(self.title, style="table.title")
-        yield from map(draw, blocks)
-        yield from (Text(note, style="table.caption") for note in self._notes())
-
-    # ------------------------------------------------------------------ what the formats share
+    def __rich__(self) -> Markdown:
+        return Markdown(self.markdown())
 
     def cells(self) -> Iterator[tuple[tuple[str, ...], Column, Cell]]:
         """Row by row every cell that makes sense, with the labels of its row and its column."""
@@ -158,12 +183,8 @@ class Table:
                 if cell is not None:
                     yield labels, column, cell
 
-    def _groups(self) -> pd.Series:
-        """The group of each row."""
-        return pd.Series(pd.factorize(pd.Series([row[:-1] for row in self.rows], dtype=object))[0], dtype=int)
-
     def _scores(self) -> pd.DataFrame:
-        """Means as they are shown, larger the better; NaN for what was not run or is not compared."""
+        """Means as they are shown, larger the better, by group; NaN for what was not run or is not compared."""
 
         def score(cell: Cell | None, column: Column) -> float:
             if cell is None or cell.mean is None or column.better is None:
@@ -172,48 +193,39 @@ class Table:
             return value if column.better == "high" else -value
 
         scores = [[*map(score, cells, self.columns)] for cells in self.rows.values()]
-        return pd.DataFrame(scores, columns=range(len(self.columns)))
+        groups = pd.Index(["\t".join(labels[:-1]) for labels in self.rows], dtype=object)
+        return pd.DataFrame(scores, index=groups, columns=range(len(self.columns)), dtype=float)
 
     def _best(self) -> list[list[bool]]:
         """Which cells are the best of several in their column and group."""
         scores = self._scores()
-        groups = scores.groupby(self._groups())
+        groups = scores.groupby(level=0)
         best: list[list[bool]] = ((scores == groups.transform("max")) & (groups.transform("count") > 1)).values.tolist()
         return best
 
-    def _in_paper(self) -> list[bool]:
-        """Which columns have a value of the paper's."""
+    def _texts(
+        self, bold: Callable[[str], str], escape: Callable[[str], str], escape_label: Callable[[str], str]
+    ) -> list[list[str]]:
+        """The heads, and row by row the labels, blank where they repeat those above, and a text under every head.
+
+        A column for which the paper prints something is followed by what it prints.
+        """
         printed = {column for _, column, cell in self.cells() if cell.paper}
-        return [column in printed for column in self.columns]
-
-    def _heads(self) -> list[str]:
-        """The heads over the numbers: of each column ours and, where it has any, the paper's."""
-        pairs = zip(self.columns, self._in_paper(), strict=True)
-        return [
-            head for column, in_paper in pairs for head in ((column.title, "paper") if in_paper else [column.title])
-        ]
-
-    def _texts(self, bold: Callable[[str], str], escape: Callable[[str], str]) -> Iterator[tuple[list[str], list[str]]]:
-        """Row by row the labels, blank where they repeat those above, and the text under every head."""
-        above: tuple[str, ...] = ()
-        for (labels, cells), best in zip(self.rows.items(), self._best(), strict=True):
-            texts: list[str] = []
-            for column, cell, is_best, in_paper in zip(self.columns, cells, best, self._in_paper(), strict=True):
-                if cell is None:
-                    texts.append(escape("–"))
-                else:
-                    number = escape(cell.text(column.unit))
-                    count = f"({len(cell.values)})" if cell.values and column.unit != "rank" else ""
-                    mark = escape(MARKS[cell.verdict]) if cell.verdict else ""
-                    texts.append(" ".join(filter(None, (bold(number) if is_best else number, count, mark))))
-                if in_paper:
-                    paper = cell and cell.paper
-                    texts.append(
-                        escape(format_value(paper.mean, paper.std, column.unit, paper.digits)) if paper else ""
-                    )
+        heads = [head for column in self.columns for head in [column.title, "paper"][: 1 + (column in printed)]]
+        texts = [[escape_label(head) for head in (*self.labels, *heads)]]
+        for above, (labels, cells), best in zip([(), *self.rows], self.rows.items(), self._best(), strict=False):
             blank = [above[: depth + 1] == labels[: depth + 1] for depth in range(len(labels))]
-            yield ["" if same else display(label) for label, same in zip(labels, blank, strict=True)], texts
-            above = labels
+            line = ["" if same else escape_label(display(label)) for label, same in zip(labels, blank, strict=True)]
+            for column, cell, is_best in zip(self.columns, cells, best, strict=True):
+                number = escape("–" if cell is None else cell.text(column.unit))
+                count = f"({len(cell.values)})" if cell and cell.values and column.unit != "rank" else ""
+                mark = escape(MARKS[cell.verdict]) if cell and cell.verdict else ""
+                line.append(" ".join(filter(None, (bold(number) if is_best else number, count, mark))))
+                if column in printed:
+                    paper = cell and cell.paper
+                    line.append(escape(format_value(paper.mean, paper.std, column.unit, paper.digits)) if paper else "")
+            texts.append(line)
+        return texts
 
     def _notes(self) -> list[str]:
         """The legend of what occurs in the table, and its notes."""
@@ -228,7 +240,7 @@ class Table:
             exact = any(value.std is None for value in judged)
             exactly = " (where it prints none: its number as printed)" if exact else ""
             legend.append(f"{meaning} the paper's mean ± two of its standard deviations{exactly}.")
-        return ([" ".join(legend)] if legend else []) + list(self.notes)
+        return [*([" ".join(legend)] if legend else []), *self.notes]
 
 
 def write_table(table: Table, folder: Path) -> list[Path]:
@@ -243,6 +255,25 @@ def write_table(table: Table, folder: Path) -> list[Path]:
     except OSError as error:
         raise DataError(f"Table {table.name} cannot be written to {folder}: {error.strerror}.") from error
     return list(paths)
+
+
+def format_value(mean: float, std: float | None, unit: Unit = "fraction", decimals: int | None = None) -> str:
+    """Mean ± standard deviation; `decimals` are those of the fraction where the unit is percent.
+
+    >>> format_value(0.64, 0.008), format_value(0.9641, None, "percent")
+    ('.640 ± .008', '96.41%')
+    """
+    decimals = DECIMALS[unit] if decimals is None else decimals
+
+    def number(value: float) -> str:
+        value = round(value, decimals) + 0.0  # adding zero takes the sign off a negative zero
+        if unit == "percent":
+            return f"{100 * value:.{max(0, decimals - 2)}f}"
+        text = f"{value:.{decimals}f}"
+        return text.replace("0.", ".", 1) if unit == "fraction" and abs(value) < 1 else text
+
+    sign = "%" if unit == "percent" else ""
+    return number(mean) + sign + ("" if std is None else f" ± {number(std)}")
 
 
 def for_markdown(text: str) -> str:
