@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from kedge.cli import app
 from kedge.errors import KedgeError
 from kedge.gallery import Gallery
-from kedge.interop.vectors import export_gallery
+from kedge.interop import export_gallery
 
 
 def test_a_file_of_vectors_becomes_a_gallery(tmp_path: Path) -> None:
