@@ -147,8 +147,8 @@ def _onnx_forward(encoder: Encoder, images: Tensor, flip_tta: bool) -> _Forward:
     # Two images: torch takes a batch of one for a number that never changes.
     pair = images.repeat(2, 1, 1, 1)[:2]
     program = onnx.trace(_Embed(encoder, flip_tta).eval(), pair, {0: Dim("batch")}, encoder.name)
-    session = onnx.session(onnx.export(program, encoder.name, inputs=["images"], outputs=["embeddings"]))
-    return lambda images: torch.from_numpy(session.run(None, {"images": images.contiguous().numpy()})[0])
+    _, run = onnx.export(program, encoder.name, input="images", outputs=["embeddings"], metadata={})
+    return lambda images: run(images)[0]
 
 
 def _agrees(forward: _Forward, encoder: Encoder, images: Tensor, flip_tta: bool) -> bool:
