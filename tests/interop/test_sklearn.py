@@ -24,7 +24,6 @@ from kedge.interop.sklearn import KedgeClassifier, KedgeRetriever
 @parametrize_with_checks(
     [
         KedgeClassifier(hidden=16, epochs=25),
-        KedgeClassifier("linear", epochs=25),
         KedgeClassifier("identity", epochs=5),
         KedgeRetriever(hidden=16, epochs=5),
     ]

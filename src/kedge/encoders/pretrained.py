@@ -30,7 +30,7 @@ _MODEL_PREFIX = "encoder.backbone."
 
 
 def pretrained_cfg(name: str) -> dict[str, Any]:
-    """timm's `pretrained_cfg` of an encoder, or the same of a Hugging Face model: mean, std, input_size, interpolation.
+    """timm's `pretrained_cfg` of an encoder, or as much of a Hugging Face model: mean, std, input_size.
 
     Empty where the pretrained weights do not say so.
     """

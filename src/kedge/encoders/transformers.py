@@ -10,7 +10,6 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 from kedge.deps import require
@@ -161,8 +160,6 @@ def pretrained_cfg(name: str) -> dict[str, Any]:
     side = _side(crop) or _side(values.get("size")) or _side(read_config(folder).get("image_size"))
     if side:
         cfg["input_size"] = (3, side, side)
-    with suppress(ValueError):  # it names none
-        cfg["interpolation"] = Image.Resampling(values.get("resample")).name.lower()
     return cfg
 
 

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -138,41 +139,30 @@ def _model_card(model: Model, name: str, metrics: str | Path | None, license: st
         model_name=title,
         eval_results=results,
     )
-    shown = ", ".join(_code(each) for each in model.classes[:_CLASSES_SHOWN])
-    more = len(model.classes) - _CLASSES_SHOWN
+    classes = ", ".join(_code(each) for each in model.classes[:_CLASSES_SHOWN])
+    if (more := len(model.classes) - _CLASSES_SHOWN) > 0:
+        classes += f", and {more:,} more in `model.json`"
     size = model.preprocessing.size
-    repo_id = json.dumps(name, ensure_ascii=False)
-    return f"""---
-{data.to_yaml()}
----
-
-# {title}
-
-An image encoder for retrieval with learnable class anchors, trained with Kedge.
-
-| | |
-|---|---|
-| encoder | {_code(model.encoder.name)} |
-| loss | {_code(model.loss)} |
-| embedding | {model.dim} numbers, compared by Euclidean distance |
-| images | {"any size" if size is None else f"{size} x {size} pixels"} |
-| classes | {len(model.classes):,} |
-| fingerprint | `{model.fingerprint}` |
-
-## How to use it
-
-```python
-import kedge
-
-model = kedge.Model.from_pretrained({repo_id})
-vectors = model.embed(["one.jpg", "two.jpg"])  # 2 x {model.dim}, float32
-{'names = model.classify("one.jpg")' if model.classes else 'gallery = kedge.Gallery.create("gallery", model)'}
-```
-
-## Classes
-
-{shown or "none"}{f", and {more:,} more in `model.json`" if more > 0 else ""}
-{section}"""
+    return (
+        (files("kedge.model") / "card.md")
+        .read_text(encoding="utf-8")
+        .format(
+            data=data.to_yaml(),
+            title=title,
+            encoder=_code(model.encoder.name),
+            loss=_code(model.loss),
+            dim=model.dim,
+            images="any size" if size is None else f"{size} x {size} pixels",
+            count=len(model.classes),
+            fingerprint=model.fingerprint,
+            name=json.dumps(name, ensure_ascii=False),
+            use='names = model.classify("one.jpg")'
+            if model.classes
+            else 'gallery = kedge.Gallery.create("gallery", model)',
+            classes=classes or "none",
+            results=section,
+        )
+    )
 
 
 def _results(model: Model, path: Path) -> tuple[list[EvalResult], str]:
