@@ -132,8 +132,7 @@ def fetch_folder(name: str, *, weights: bool = True, timeout: float = CONNECT_SE
                 return cached
         reach(hub.hf_hub_url(repository, "config.json"), timeout)
         # Plain tensors where there are any, else pickles, which are read without code.
-        kinds = _WEIGHT_FILES if weights else ((),)
-        for files in kinds:
+        for files in _WEIGHT_FILES if weights else ((),):
             if folder := snapshot((*_CONFIG_FILES, *files)):
                 return folder
         raise FileNotFoundError("it holds no config.json, or no weights")
