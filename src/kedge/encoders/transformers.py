@@ -122,7 +122,7 @@ def fetch_folder(name: str, *, weights: bool = True, timeout: float = CONNECT_SE
     repository, _, revision = source.partition("@")
 
     def snapshot(files: tuple[str, ...], **options: Any) -> Path | None:
-        folder = Path(hub.snapshot_download(repository, revision=revision or None, allow_patterns=files, **options))
+        folder = Path(hub.snapshot_download(repository, revision=revision or None, allow_patterns=[*files], **options))
         has_weights = any(folder.glob("*.safetensors")) or any(folder.glob("pytorch_model*.bin"))
         return folder if (folder / "config.json").is_file() and (has_weights or not weights) else None
 

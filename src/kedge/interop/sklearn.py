@@ -40,9 +40,11 @@ class _Embedding(HeadOptions, ClassNamePrefixFeaturesOutMixin, TransformerMixin,
         check_classification_targets(y)
         self.classes_, codes = np.unique(y, return_inverse=True)
         self._scaler = StandardScaler().fit(X)
+        self._scaler.scale_[np.ptp(X, axis=0) == 0] = np.inf  # what never changes says nothing: it becomes 0
         with threadpool_limits(1):  # faster for so little work, and the same on every machine
             vectors = self._scaler.transform(X)
-            self._head, self.anchors_ = fit_head(self, vectors, codes, len(self.classes_), self._seed())
+            head, self.anchors_ = fit_head(self, vectors, codes, len(self.classes_), self._seed())
+        self._head: torch.nn.Module | None = head
         return np.asarray(codes)
 
     def _seed(self) -> int:

@@ -186,7 +186,8 @@ def _results(model: Model, path: Path) -> tuple[list[EvalResult], str]:
         raise ConfigError(
             f"metrics {file} are those of the model {measured}, found {model.fingerprint}: run kedge evaluate again."
         )
-    task = {"task_type": "image-feature-extraction", "dataset_type": dataset, "dataset_name": dataset}
+    task: dict[str, Any] = {"task_type": "image-feature-extraction", "task_name": "Image retrieval"}
+    task |= {"dataset_type": dataset, "dataset_name": dataset}
     results = [
         EvalResult(**task, metric_type=kind, metric_name=name, metric_value=value) for kind, name, value in scores
     ]

@@ -81,11 +81,11 @@ class Model:
             raise ConfigError("normalize=True needs anchors to classify by: a classifier reads embeddings as they are.")
         self.classifier: tuple[Tensor, Tensor] | None = None
         if classifier is not None:
-            linear = isinstance(classifier, nn.Linear)
-            weight, bias = (classifier.weight, classifier.bias) if linear else classifier
-            weight = self._own("classifier weight", weight, *shape)
-            bias = weight.new_zeros(len(weight)) if bias is None else self._own("classifier bias", bias, len(weight))
-            self.classifier = weight, bias
+            if isinstance(classifier, nn.Linear):
+                classifier = classifier.weight, classifier.bias
+            weight = self._own("classifier weight", classifier[0], *shape)
+            bias = weight.new_zeros(len(weight)) if classifier[1] is None else classifier[1]
+            self.classifier = weight, self._own("classifier bias", bias, len(weight))
 
     def __repr__(self) -> str:
         return (
@@ -240,7 +240,7 @@ class Model:
         tensors = read_weights(folder, description)
         prefix = "encoder."
         state = {name.removeprefix(prefix): tensors[name] for name in tensors if name.startswith(prefix)}
-        classifier = tensors.get("classifier.weight"), tensors.get("classifier.bias")
+        weight = tensors.get("classifier.weight")
         try:
             check_shapes(description["encoder"], {name: tuple(tensor.shape) for name, tensor in state.items()})
             encoder = Encoder.from_spec(description["encoder"])
@@ -250,7 +250,7 @@ class Model:
                 anchors=tensors.get("anchors"),
                 classes=description["classes"],
                 preprocessing=Preprocessing.from_json(description["preprocessing"]),
-                classifier=None if classifier[0] is None else classifier,
+                classifier=None if weight is None else (weight, tensors["classifier.bias"]),
                 loss=description["loss"],
                 posterior=bool(description.get("posterior", False)),
                 normalize=bool(description.get("normalize", False)),
