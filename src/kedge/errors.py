@@ -16,6 +16,7 @@ __all__ = [
     "ServiceError",
     "TrainingError",
     "WeightsError",
+    "first_line",
 ]
 
 
@@ -57,6 +58,12 @@ class ServiceError(KedgeError):
 
 class TrainingError(KedgeError):
     """A training run that cannot go on."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an error of a library says, or its kind: for a sentence of ours."""
+    lines = (line.strip().rstrip(".:") for line in str(error).splitlines())
+    return next((line for line in lines if line), type(error).__name__)
 
 
 def __getattr__(name: str) -> Any:

@@ -236,7 +236,7 @@ def test_stalled_download(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         thread.start()
         publish(monkeypatch, f"http://127.0.0.1:{http_server.server_port}/resnet18-0123abcd.pth")
         with pytest.raises(WeightsError, match="timed out"):
-            fetch_weights("resnet18", progress=False)
+            fetch_weights("resnet18")
         http_server.shutdown()
         thread.join()
 

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from PIL import Image
 
@@ -102,8 +105,8 @@ def test_other_sizes(folders: dict[str, Path]) -> None:
 
 
 def test_what_the_image_processor_says(folders: dict[str, Path]) -> None:
-    wanted = {"mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.4), "input_size": (3, 32, 32), "interpolation": "bicubic"}
-    assert pretrained_cfg(f"hf:{folders['vit']}") == wanted
+    expected = {"mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.4), "input_size": (3, 32, 32)}
+    assert pretrained_cfg(f"hf:{folders['vit']}") == expected
     assert pretrained_cfg(f"hf:{folders['swin']}") == {"input_size": (3, 32, 32)}
     assert pretrained_cfg("timm:vit_tiny_patch16_384")["input_size"] == (3, 384, 384)
     assert pretrained_cfg("resnet18") == {}
@@ -203,6 +206,38 @@ def test_a_cached_download_is_enough(
     encoder = build_encoder("hf:someone/tiny", weights="default")
     assert encoder.name == "hf:someone/tiny"
     assert fetch_weights("hf:someone/tiny").name == commit
+
+
+@pytest.mark.parametrize("safe", [True, False])
+def test_plain_tensors_are_fetched_rather_than_pickles(
+    safe: bool, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+
+    repository, cache = tmp_path / "repository", tmp_path / "cache"
+    shutil.copytree(folders["vit"], repository)
+    weights = repository / "model.safetensors"
+    torch.save(safetensors.torch.load_file(weights), repository / "pytorch_model.bin")
+    if not safe:
+        weights.unlink()
+    (repository / "onnx").mkdir()
+    (repository / "onnx" / "model.safetensors").write_bytes(b"of no use")
+
+    def download(name: str, *, allow_patterns: tuple[str, ...], local_files_only: bool = False, **_: object) -> str:
+        assert name == "someone/tiny"
+        cache.mkdir(exist_ok=True)
+        files = [file for file in repository.rglob("*") if file.is_file() and not local_files_only]
+        for file in files:
+            if any(fnmatch(str(file.relative_to(repository)), pattern) for pattern in allow_patterns):
+                shutil.copy(file, cache / file.name)
+        return str(cache)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    monkeypatch.setattr(adapter, "reach", lambda *_: None)
+    assert fetch_weights("hf:someone/tiny") == cache
+    fetched = {file.name for file in cache.iterdir()} - {"config.json", "preprocessor_config.json"}
+    assert fetched == {"model.safetensors" if safe else "pytorch_model.bin"}
+    assert build_encoder("hf:someone/tiny", weights="default").width == 16
 
 
 def test_bad_arguments(folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,6 @@ from kedge.interop.sklearn import KedgeClassifier, KedgeRetriever
 @parametrize_with_checks(
     [
         KedgeClassifier(hidden=16, epochs=25),
-        KedgeClassifier("linear", epochs=25),
         KedgeClassifier("identity", epochs=5),
         KedgeRetriever(hidden=16, epochs=5),
     ]
@@ -35,7 +34,9 @@ def test_scikit_learns_own_checks(estimator: Any, check: Any) -> None:
 
 @pytest.fixture(scope="module")
 def digits() -> list[np.ndarray]:
-    split: list[np.ndarray] = train_test_split(*load_digits(return_X_y=True), test_size=0.3, random_state=0)
+    split: list[np.ndarray] = train_test_split(
+        *load_digits(return_X_y=True), train_size=800, test_size=500, random_state=0
+    )
     return split
 
 
@@ -45,9 +46,9 @@ def test_digits_beside_nearest_neighbours_and_logistic_regression(digits: list[n
         "most frequent class": DummyClassifier(),
         "5 nearest neighbours": KNeighborsClassifier(),
         "logistic regression": make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)),
-        "anchors": KedgeClassifier(random_state=0),
-        "anchors, linear head": KedgeClassifier("linear", random_state=0),
-        "anchors, no head": KedgeClassifier("identity", random_state=0),
+        "anchors": KedgeClassifier(epochs=30, random_state=0),
+        "anchors, linear head": KedgeClassifier("linear", epochs=30, random_state=0),
+        "anchors, no head": KedgeClassifier("identity", epochs=30, random_state=0),
     }
     found = {name: one.fit(X, y).score(X_test, y_test) for name, one in rivals.items()}
     print({name: round(score, 4) for name, score in found.items()})
@@ -132,7 +133,7 @@ def precision(retriever: Any, X: np.ndarray, y: np.ndarray, labels: np.ndarray) 
 
 def test_labels_bring_a_class_together(digits: list[np.ndarray]) -> None:
     X, X_test, y, y_test = digits
-    learned = KedgeRetriever(random_state=0).fit(X, y)
+    learned = KedgeRetriever(epochs=30, random_state=0).fit(X, y)
     assert learned.anchors_.shape[0] == 10
     found = {
         "as they are": precision(NearestNeighbors().fit(X), X_test, y_test, y),

@@ -102,7 +102,7 @@ def import_(
     precision: PrecisionOption = None,
 ) -> None:
     """Make a gallery of a file of vectors."""
-    from kedge.interop.vectors import import_gallery
+    from kedge.interop import import_gallery
     from kedge.model import Model
 
     del precision

@@ -5,13 +5,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import nn
 from torchvision.models import ResNet, resnet18, resnet50, resnet101, swin_t
 from torchvision.models.resnet import BasicBlock
 
-from kedge.encoders.transformers import HF, TransformersBackbone, fetch_folder, import_transformers
+from kedge.encoders.transformers import HF, TransformersBackbone, fetch_folder, import_transformers, read_config
 from kedge.errors import ConfigError
 
 __all__ = ["NAMES", "STEMS", "TIMM", "Backbone", "build_backbone", "check_name", "timm_model"]
@@ -21,12 +22,8 @@ SMALL_IMAGE = 64
 TIMM = "timm:"
 
 
-def _resnet10() -> ResNet:
-    return ResNet(BasicBlock, [1, 1, 1, 1])
-
-
 _RESNETS: dict[str, Callable[[], ResNet]] = {
-    "resnet10": _resnet10,
+    "resnet10": partial(ResNet, BasicBlock, [1, 1, 1, 1]),
     "resnet18": resnet18,
     "resnet50": resnet50,
     "resnet101": resnet101,
@@ -61,13 +58,17 @@ def build_backbone(
         raise ConfigError(f"stem must be one of {', '.join(STEMS)}; found {stem!r}.")
     if name in _RESNETS:
         return _build_resnet(name, stem, image_size)
-    if stem not in ("auto", "imagenet"):
+    if stem == "small":
         raise ConfigError(f"stem {stem!r} is for ResNets only; found encoder {name}: leave stem at auto.")
     if name.startswith(TIMM):
         return _build_timm(name, image_size)
     if name.startswith(HF):
-        return _build_transformers(name, image_size, config, width)
-    return _build_swin(image_size)
+        backbone = TransformersBackbone(read_config(fetch_folder(name, weights=False)) if config is None else config)
+        return Backbone(backbone, width or backbone.width(image_size), "imagenet", (), backbone.config)
+    _check_size(name, image_size, expected=224)
+    network = swin_t()
+    width, network.head = network.head.in_features, nn.Identity()
+    return Backbone(network, width, "imagenet", ("head",))
 
 
 def check_name(name: str) -> None:
@@ -93,14 +94,6 @@ def _build_resnet(name: str, stem: str, image_size: int | None) -> Backbone:
     return Backbone(network, width, stem, ("fc",))
 
 
-def _build_swin(image_size: int | None) -> Backbone:
-    _check_size("swin_t", image_size, expected=224)
-    network = swin_t()
-    width = network.head.in_features
-    network.head = nn.Identity()
-    return Backbone(network, width, "imagenet", ("head",))
-
-
 def _build_timm(name: str, image_size: int | None) -> Backbone:
     import timm
 
@@ -114,18 +107,7 @@ def _build_timm(name: str, image_size: int | None) -> Backbone:
     # Some networks (MobileNet) have a layer between num_features and the classifier; it stays.
     width = getattr(network, "head_hidden_size", None) or network.num_features
     classifier = config.get("classifier") or ()
-    classifier = (classifier,) if isinstance(classifier, str) else tuple(classifier)
-    return Backbone(network, width, "imagenet", classifier)
-
-
-def _build_transformers(
-    name: str, image_size: int | None, config: Mapping[str, Any] | None, width: int | None
-) -> Backbone:
-    if config is None:
-        network = TransformersBackbone.from_folder(fetch_folder(name, weights=False))
-    else:
-        network = TransformersBackbone(config)
-    return Backbone(network, width or network.width(image_size), "imagenet", (), network.config)
+    return Backbone(network, width, "imagenet", (classifier,) if isinstance(classifier, str) else tuple(classifier))
 
 
 def _check_size(name: str, image_size: int | None, *, expected: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -13,22 +14,20 @@ CONNECT_SECONDS = 5.0
 
 def reach(url: str, timeout: float = CONNECT_SECONDS) -> None:
     """Raise unless a server answers within ``timeout`` seconds, whatever it says."""
-    outcome: list[Exception | None] = []
+    answer: Future[None] = Future()
 
     def ask() -> None:
         try:
             urlopen(Request(url, method="HEAD"), timeout=timeout).close()
-            outcome.append(None)
+            answer.set_result(None)
         except HTTPError:
-            outcome.append(None)
+            answer.set_result(None)
         except Exception as error:
-            outcome.append(error)
+            answer.set_exception(error)
 
     # In a thread, because looking up a host name heeds no timeout and can hang for minutes.
-    asker = threading.Thread(target=ask, daemon=True)
-    asker.start()
-    asker.join(timeout)
-    if not outcome:
-        raise TimeoutError(f"no answer within {timeout:g} seconds")
-    if outcome[0] is not None:
-        raise outcome[0]
+    threading.Thread(target=ask, daemon=True).start()
+    try:
+        answer.result(timeout)
+    except TimeoutError as error:
+        raise TimeoutError(f"no answer within {timeout:g} seconds") from error

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from kedge.encoders import transformers
 from kedge.encoders.backbones import TIMM, Backbone, check_name, timm_model
 from kedge.encoders.network import CONNECT_SECONDS, reach
 from kedge.encoders.transformers import HF, TransformersBackbone
-from kedge.errors import WeightsError
+from kedge.errors import WeightsError, first_line
 
 __all__ = ["DEFAULT", "fetch_weights", "load_weights", "pretrained_cfg", "stem_of"]
 
@@ -31,7 +30,7 @@ _MODEL_PREFIX = "encoder.backbone."
 
 
 def pretrained_cfg(name: str) -> dict[str, Any]:
-    """timm's `pretrained_cfg` of an encoder, or the same of a Hugging Face model: mean, std, input_size, interpolation.
+    """timm's `pretrained_cfg` of an encoder, or as much of a Hugging Face model: mean, std, input_size.
 
     Empty where the pretrained weights do not say so.
     """
@@ -46,36 +45,66 @@ def pretrained_cfg(name: str) -> dict[str, Any]:
     return {} if config is None else dict(config.to_dict())
 
 
-def fetch_weights(
-    name: str, weights: str = "default", *, timeout: float = CONNECT_SECONDS, progress: bool = True
-) -> Path:
+def fetch_weights(name: str, weights: str = "default", *, timeout: float = CONNECT_SECONDS) -> Path:
     """The file (of ``hf:`` models the folder) with encoder ``name``'s weights, downloaded and verified if need be.
 
     Where no server answers within ``timeout`` seconds, a ``WeightsError`` says so.
     """
     check_name(name)
+    of_torchvision = not name.startswith((HF, TIMM)) and name != "resnet10"
+    names = tuple(get_model_weights(name).__members__) if of_torchvision else ()
+    if weights.lower() not in DEFAULT and weights.upper() not in names:
+        valid = ", ".join((*DEFAULT, *names))
+        raise WeightsError(f"encoder.weights {weights!r} is neither a file nor one of {valid} for encoder {name}.")
     if name.startswith(HF):
-        if weights.lower() not in DEFAULT:
-            raise _unknown(name, weights, DEFAULT)
         return transformers.fetch_folder(name, timeout=timeout)
-    url, cached, download = (_timm_file if name.startswith(TIMM) else _torchvision_file)(name, weights)
-    if cached is not None:
-        return cached
+    if of_torchvision:
+        # In the cache of torch.hub.
+        key = "DEFAULT" if weights.lower() in DEFAULT else weights.upper()
+        url: str = get_model_weights(name)[key].url
+        path = Path(torch.hub.get_dir()) / "checkpoints" / url.rsplit("/", 1)[-1]
+        if not path.is_file():
+            digest = torch.hub.HASH_REGEX.search(path.name)
+            with _fetching(name, url, timeout):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                torch.hub.download_url_to_file(url, str(path), digest.group(1) if digest else None)
+        return path
+    import huggingface_hub as hub
+
+    config = pretrained_cfg(name)
+    if not config.get("hf_hub_id"):
+        raise WeightsError(
+            f"encoder {name} has no pretrained weights: pass encoder.weights=FILE, "
+            "or encoder.weights=null to train from scratch."
+        )
+    file = config["hf_hub_id"], config.get("hf_hub_filename") or "model.safetensors"
+    if isinstance(cached := hub.try_to_load_from_cache(*file), str):
+        return Path(cached)
+    with _fetching(name, hub.hf_hub_url(*file), timeout):
+        return Path(hub.hf_hub_download(*file))
+
+
+@contextmanager
+def _fetching(name: str, url: str, timeout: float) -> Iterator[None]:
+    """One sentence where nobody answers, or a download fails or stalls: torch.hub's have no timeout of their own."""
+    before = socket.getdefaulttimeout()
     try:
         reach(url, timeout)
-        return download(progress)
+        socket.setdefaulttimeout(STALL_SECONDS)
+        yield
     except Exception as error:  # the network and the hubs raise errors of many kinds; all mean the same here
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise WeightsError(
-            f"the {weights} weights of encoder {name} could not be fetched from {url} ({reason}): "
+            f"the weights of encoder {name} could not be fetched from {url} ({first_line(error)}): "
             "fetch that file elsewhere and pass encoder.weights=FILE, "
             "or pass encoder.weights=null to train from scratch."
         ) from error
+    finally:
+        socket.setdefaulttimeout(before)
 
 
 def load_weights(name: str, backbone: Backbone, weights: str | Path) -> None:
     """Load pretrained weights by name, a local file or a Kedge model's into ``backbone``."""
-    path = _model_weights(Path(weights).expanduser())
+    path = _model_weights(weights)
     if isinstance(backbone.network, TransformersBackbone) and not path.is_file():
         backbone.network.load(path if path.is_dir() else fetch_weights(name, str(weights)))
         return
@@ -86,83 +115,16 @@ def load_weights(name: str, backbone: Backbone, weights: str | Path) -> None:
 
 def stem_of(weights: str | Path) -> str:
     """The stem that a Kedge model was trained with; of all other weights, the usual one."""
-    description = _model_weights(Path(weights).expanduser()).with_name("model.json")
+    description = _model_weights(weights).with_name("model.json")
     try:
         return str(json.loads(description.read_bytes())["encoder"]["stem"])
     except (OSError, ValueError, KeyError, TypeError):
         return "imagenet"
 
 
-_Hosted = tuple[str, Path | None, Callable[[bool], Path]]
-"""The address of a weights file, its path in the cache if it is there, and what downloads it."""
-
-
-def _torchvision_file(name: str, weights: str) -> _Hosted:
-    """A file of torchvision's, kept in the cache of torch.hub."""
-    if name == "resnet10":
-        raise _not_pretrained(name)
-    available = get_model_weights(name)
-    key = "DEFAULT" if weights.lower() in DEFAULT else weights.upper()
-    if key not in available.__members__:
-        raise _unknown(name, weights, (*DEFAULT, *(each.name for each in available)))
-    url: str = available[key].url
-    path: Path = Path(torch.hub.get_dir()) / "checkpoints" / url.rsplit("/", 1)[-1]
-
-    def download(progress: bool) -> Path:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        digest = re.search(r"-([0-9a-f]{8,})\.", path.name)
-        with _socket_timeout(STALL_SECONDS):
-            torch.hub.download_url_to_file(url, str(path), digest.group(1) if digest else None, progress=progress)
-        return path
-
-    return url, path if path.is_file() else None, download
-
-
-def _timm_file(name: str, weights: str) -> _Hosted:
-    """A file of timm's, kept in the cache of the Hugging Face Hub."""
-    import huggingface_hub as hub
-
-    if weights.lower() not in DEFAULT:
-        raise _unknown(name, weights, DEFAULT)
-    config = pretrained_cfg(name)
-    if not config.get("hf_hub_id"):
-        raise _not_pretrained(name)
-    repository, file = config["hf_hub_id"], config.get("hf_hub_filename") or "model.safetensors"
-    cached = hub.try_to_load_from_cache(repository, file)
-
-    def download(progress: bool) -> Path:
-        del progress  # the hub decides about its own bars
-        return Path(hub.hf_hub_download(repository, file))
-
-    return hub.hf_hub_url(repository, file), Path(cached) if isinstance(cached, str) else None, download
-
-
-def _not_pretrained(name: str) -> WeightsError:
-    return WeightsError(
-        f"encoder {name} has no pretrained weights: pass encoder.weights=FILE, "
-        "or encoder.weights=null to train from scratch."
-    )
-
-
-def _unknown(name: str, weights: str, valid: tuple[str, ...]) -> WeightsError:
-    return WeightsError(
-        f"encoder.weights {weights!r} is neither a file nor one of {', '.join(valid)} for encoder {name}."
-    )
-
-
-@contextmanager
-def _socket_timeout(seconds: float) -> Iterator[None]:
-    """Downloads of torch.hub have no timeout of their own: without this one a stalled server hangs them."""
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(seconds)
-    try:
-        yield
-    finally:
-        socket.setdefaulttimeout(before)
-
-
-def _model_weights(path: Path) -> Path:
+def _model_weights(weights: str | Path) -> Path:
     """The weights file of a model's folder, or of the one that a run left; any other path as it is."""
+    path = Path(weights).expanduser()
     inside = (folder / "weights.safetensors" for folder in (path, path / "model") if (folder / "model.json").is_file())
     return next(inside, path)
 
@@ -192,26 +154,24 @@ def _fit_weights(name: str, backbone: Backbone, state: dict[str, Tensor], source
     expected = backbone.network.state_dict()
     prefixes = tuple(classifier + "." for classifier in backbone.classifier)
     state = {key: value for key, value in state.items() if not key.startswith(prefixes)}
-    other_shape = [key for key in expected if key in state and state[key].shape != expected[key].shape]
-    if backbone.stem != "imagenet" and "conv1.weight" in other_shape:
+    stem = "conv1.weight"
+    if backbone.stem != "imagenet" and stem in state and state[stem].shape != expected[stem].shape:
         # Pretrained stems are 7 x 7: a 3 x 3 one has no counterpart in the file and starts at random.
-        state["conv1.weight"] = expected["conv1.weight"]
-        other_shape.remove("conv1.weight")
+        state[stem] = expected[stem]
     problems = {
         # Files from before torch counted batches lack these counters, which nothing here uses.
         "lacks": [key for key in expected if key not in state and not key.endswith("num_batches_tracked")],
         "also holds": [key for key in state if key not in expected],
-        "has other shapes for": other_shape,
+        "has other shapes for": [key for key in expected if key in state and state[key].shape != expected[key].shape],
     }
-    texts = [f"{problem} {_first(keys)}" for problem, keys in problems.items() if keys]
+    texts = [
+        f"{problem} {', '.join(keys[:_SHOWN])}" + (f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else "")
+        for problem, keys in problems.items()
+        if keys
+    ]
     if texts:
         raise WeightsError(
             f"weights file {source} does not fit encoder {name}: it {', '.join(texts)}; "
             f"pass a file that was saved from {name}."
         )
     backbone.network.load_state_dict(state, strict=False)
-
-
-def _first(keys: list[str]) -> str:
-    shown = ", ".join(keys[:_SHOWN])
-    return f"{shown} and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else shown

@@ -7,42 +7,38 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from kedge.deps import require
 from kedge.encoders.network import CONNECT_SECONDS, reach
-from kedge.errors import ConfigError, WeightsError
+from kedge.errors import ConfigError, WeightsError, first_line
 
-__all__ = ["HF", "TransformersBackbone", "fetch_folder", "import_transformers", "pretrained_cfg", "shown_name"]
+__all__ = [
+    "HF",
+    "TransformersBackbone",
+    "fetch_folder",
+    "import_transformers",
+    "pretrained_cfg",
+    "read_config",
+    "shown_name",
+]
 
 HF = "hf:"
 _SIDE = 224
 _CONFIG_FILES = ("config.json", "preprocessor_config.json", "processor_config.json")
+_WEIGHT_FILES = (("model*.safetensors", "model*.safetensors.index.json"), ("pytorch_model*.bin", "pytorch_model*.json"))
 # What is said of the weights' origin, of classes and of ways to compute. Some of it names code or kernels elsewhere,
 # and a model's folder may come from a stranger.
-_OMITTED = {
-    "architectures",
-    "attn_implementation",
-    "auto_map",
-    "custom_pipelines",
-    "dtype",
-    "experts_implementation",
-    "id2label",
-    "label2id",
-    "name_or_path",
-    "num_labels",
-    "problem_type",
-    "quantization_config",
-    "return_dict",
-    "torch_dtype",
-    "transformers_version",
-}
+_OMITTED = (
+    *("architectures", "id2label", "label2id", "name_or_path", "num_labels", "problem_type", "transformers_version"),
+    *("attn_implementation", "auto_map", "custom_pipelines", "dtype", "experts_implementation", "quantization_config"),
+    *("return_dict", "torch_dtype"),
+)
 _MAX_NUMBERS = 2**22
 """Sizes and depths of a network, all together: some are counted up to before its first layer is built."""
-_RESAMPLING = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 
 
 class TransformersBackbone(nn.Module):
@@ -58,13 +54,8 @@ class TransformersBackbone(nn.Module):
         self.model = _without_dense_pooler(_build(self.config))
         self._side = _side(self.config.get("image_size"))
         self._resizable = "interpolate_pos_encoding" in inspect.signature(self.model.forward).parameters
-        self._first_token = any(name.endswith("cls_token") for name, _ in self.model.named_parameters())
-        self._first_token |= any(name.endswith("class_embedding") for name, _ in self.model.named_parameters())
-
-    @classmethod
-    def from_folder(cls, folder: Path) -> Self:
-        """The architecture that a folder in the Hub's layout describes."""
-        return cls(_read_config(folder))
+        tokens = ("cls_token", "class_embedding")
+        self._first_token = any(name.endswith(tokens) for name, _ in self.model.named_parameters())
 
     def forward(self, images: Tensor) -> Tensor:
         """Pooled features of a batch, B x width."""
@@ -82,7 +73,6 @@ class TransformersBackbone(nn.Module):
     def width(self, image_size: int | None = None) -> int:
         """How many features there are, seen on a black image of this size."""
         side = image_size or self._side or _SIDE
-        training = self.training
         try:
             with torch.no_grad():
                 return int(self.eval()(torch.zeros(1, 3, side, side)).shape[1])
@@ -90,10 +80,10 @@ class TransformersBackbone(nn.Module):
             hint = f": resize the images to {self._side}" if self._side and self._side != side else ""
             raise ConfigError(
                 f"the {self.config['model_type']} model cannot embed images of {side} x {side} pixels "
-                f"({_reason(error)}){hint}."
+                f"({first_line(error)}){hint}."
             ) from error
         finally:
-            self.train(training)
+            self.train()
 
     def load(self, folder: Path) -> None:
         """Take over the weights in a folder in the Hub's layout."""
@@ -109,11 +99,9 @@ class TransformersBackbone(nn.Module):
                 )
         except Exception as error:  # damaged and foreign files make transformers raise errors of many kinds
             raise WeightsError(
-                f"the weights in {folder} cannot be read ({_reason(error)}): fetch them again."
+                f"the weights in {folder} cannot be read ({first_line(error)}): fetch them again."
             ) from error
-        expected = self.model.state_dict()
-        missing = [name for name in notes["missing_keys"] if name in expected]
-        if missing:
+        if missing := sorted({*notes["missing_keys"]} & {*self.model.state_dict()}):
             raise WeightsError(
                 f"the weights in {folder} do not fit its config.json: {missing[0]} and {len(missing) - 1} more are "
                 "missing; pass a folder that save_pretrained wrote."
@@ -133,22 +121,25 @@ def fetch_folder(name: str, *, weights: bool = True, timeout: float = CONNECT_SE
 
     repository, _, revision = source.partition("@")
 
-    def snapshot(files: list[str], **options: Any) -> Path:
-        return Path(hub.snapshot_download(repository, revision=revision or None, allow_patterns=files, **options))
+    def snapshot(files: tuple[str, ...], **options: Any) -> Path | None:
+        folder = Path(hub.snapshot_download(repository, revision=revision or None, allow_patterns=[*files], **options))
+        has_weights = any(folder.glob("*.safetensors")) or any(folder.glob("pytorch_model*.bin"))
+        return folder if (folder / "config.json").is_file() and (has_weights or not weights) else None
 
     try:
         with suppress(hub.errors.LocalEntryNotFoundError):
-            if _is_whole(cached := snapshot([*_CONFIG_FILES], local_files_only=True), weights):
+            if cached := snapshot(_CONFIG_FILES, local_files_only=True):
                 return cached
         reach(hub.hf_hub_url(repository, "config.json"), timeout)
-        files = [*_CONFIG_FILES]
-        if weights:
-            files += _weight_files(hub.list_repo_files(repository, revision=revision or None))
-        return snapshot(files)
+        # Plain tensors where there are any, else pickles, which are read without code.
+        for files in _WEIGHT_FILES if weights else ((),):
+            if folder := snapshot((*_CONFIG_FILES, *files)):
+                return folder
+        raise FileNotFoundError("it holds no config.json, or no weights")
     except Exception as error:  # the network and the hub raise errors of many kinds; all mean the same here
         raise WeightsError(
-            f"encoder {name} could not be fetched from the Hugging Face Hub ({_reason(error)}): fetch it where there "
-            f"is a network (hf download {repository} --local-dir FOLDER) and pass encoder.name=hf:FOLDER."
+            f"encoder {name} could not be fetched from the Hugging Face Hub ({first_line(error)}): fetch it where "
+            f"there is a network (hf download {repository} --local-dir FOLDER) and pass encoder.name=hf:FOLDER."
         ) from error
 
 
@@ -165,12 +156,9 @@ def pretrained_cfg(name: str) -> dict[str, Any]:
     if values.get("do_normalize") and values.get("image_mean") and values.get("image_std"):
         cfg = {"mean": tuple(values["image_mean"]), "std": tuple(values["image_std"])}
     crop = values.get("crop_size") if values.get("do_center_crop") else None
-    side = _side(crop) or _side(values.get("size")) or _side(_read_config(folder).get("image_size"))
+    side = _side(crop) or _side(values.get("size")) or _side(read_config(folder).get("image_size"))
     if side:
         cfg["input_size"] = (3, side, side)
-    resample = values.get("resample")
-    if isinstance(resample, int):
-        cfg["interpolation"] = _RESAMPLING.get(int(resample), "bilinear")
     return cfg
 
 
@@ -219,7 +207,8 @@ def _numbers(value: Any) -> int:
     return abs(value) if isinstance(value, int) else 0
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
+def read_config(folder: Path) -> dict[str, Any]:
+    """The configuration in a folder in the Hub's layout, of a model with several parts that of the one for images."""
     transformers = import_transformers()
     try:
         with _quiet():
@@ -227,7 +216,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     except Exception as error:  # a missing file, damaged JSON, a model that needs code of its own
         raise ConfigError(
             f"{folder} holds no configuration that transformers can use without code from elsewhere "
-            f"({_reason(error)}): choose a model that is part of transformers."
+            f"({first_line(error)}): choose a model that is part of transformers."
         ) from error
     return _plain(getattr(config, "vision_config", config).to_dict())
 
@@ -254,22 +243,6 @@ def _without_dense_pooler(model: nn.Module) -> nn.Module:
     if hasattr(getattr(model, "pooler", None), "dense"):
         model.register_module("pooler", None)
     return model
-
-
-def _is_whole(folder: Path, weights: bool) -> bool:
-    has_weights = any(folder.glob("*.safetensors")) or any(folder.glob("pytorch_model*.bin"))
-    return (folder / "config.json").is_file() and (has_weights or not weights)
-
-
-def _weight_files(names: list[str]) -> list[str]:
-    """Those files that hold weights: plain tensors where there are any, else pickles, which are read without code."""
-    outer = [name for name in names if "/" not in name]
-    safe = [name for name in outer if name.endswith((".safetensors", ".safetensors.index.json"))]
-    return safe or [name for name in outer if name.startswith("pytorch_model") and name.endswith((".bin", ".json"))]
-
-
-def _reason(error: Exception) -> str:
-    return str(error).strip().split("\n")[0].rstrip(".:") or type(error).__name__
 
 
 @contextmanager

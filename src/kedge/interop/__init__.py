@@ -6,9 +6,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kedge.interop.exporter import export_gallery
+    from kedge.interop.importer import import_gallery
     from kedge.interop.onnx import export_onnx, export_program
     from kedge.interop.sklearn import KedgeClassifier, KedgeRetriever
-    from kedge.interop.vectors import export_gallery, import_gallery
 
 __all__ = [
     "KedgeClassifier",
@@ -23,10 +24,10 @@ __all__ = [
 _HOMES = {
     "KedgeClassifier": "kedge.interop.sklearn",
     "KedgeRetriever": "kedge.interop.sklearn",
-    "export_gallery": "kedge.interop.vectors",
+    "export_gallery": "kedge.interop.exporter",
     "export_onnx": "kedge.interop.onnx",
     "export_program": "kedge.interop.onnx",
-    "import_gallery": "kedge.interop.vectors",
+    "import_gallery": "kedge.interop.importer",
 }
 
 

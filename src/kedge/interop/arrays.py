@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -12,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 
 from kedge.errors import DataError
-from kedge.interop.manifest import LIST, VECTOR, Manifest, Rows, coalesce, to_matrix, vector_column, wrap_read_errors
+from kedge.interop.columns import choose_vectors
+from kedge.interop.rows import LIST, VECTOR, Manifest, Rows
 
 __all__ = ["read_arrays", "write_npz"]
 
@@ -20,21 +20,17 @@ _NAMES = {"id": "ids", VECTOR: "vectors", "label": "labels", "path": "paths", LI
 """The array names of a gallery's columns; metadata columns are called metadata.NAME."""
 _MISSING, _ARROW = ".missing", ".arrow"
 _MANIFEST, _ANCHORS, _SCHEMA = "kedge", "anchors", "kedge.schema"
-_BATCH = 8192
 
 
-def write_npz(stream: IO[bytes], manifest: Manifest, rows: Rows, source: Path) -> None:
+def write_npz(stream: IO[bytes], manifest: Manifest, rows: Rows) -> None:
     """Write one array per column; the vectors batch by batch, the others at the end."""
     rest: list[pa.RecordBatch] = []
     with zipfile.ZipFile(stream, "w", allowZip64=True) as archive:
         with archive.open("vectors.npy", "w", force_zip64=True) as member:
             header = {"descr": "<f4", "fortran_order": False, "shape": (rows.count, manifest.dim)}
             np.lib.format.write_array_header_1_0(member, header)
-            count = 0
-            for batch in coalesce(rows.batches()):
-                vectors = to_matrix(batch.column(VECTOR), manifest.dim, source, count)
+            for batch, vectors in rows.matrices(manifest.dim):
                 member.write(np.ascontiguousarray(vectors, "<f4").data)
-                count += len(batch)
                 rest.append(batch.drop_columns([VECTOR]))
         schema = pa.schema([field for field in rows.schema if field.name != VECTOR])
         table = pa.Table.from_batches(rest, schema).combine_chunks()
@@ -47,6 +43,26 @@ def write_npz(stream: IO[bytes], manifest: Manifest, rows: Rows, source: Path) -
         for name, values in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, values, allow_pickle=False)
+
+
+def read_arrays(source: Path, vectors: str | None = None) -> tuple[Rows, Manifest | None]:
+    """The rows of a file, and the manifest of an export; `vectors` names the matrix in a file of others."""
+    if source.suffix == ".npy":
+        return _rows(source, VECTOR, {VECTOR: np.load(source, mmap_mode="r", allow_pickle=False)}), None
+    with np.load(source, allow_pickle=False) as archive:
+        arrays = {name: archive[name] for name in archive.files}
+    if _MANIFEST in arrays:
+        manifest = Manifest.from_json(str(arrays[_MANIFEST]), arrays[_ANCHORS], source)
+        columns: dict[str, Any] = {VECTOR: arrays["vectors"]}
+        for field in pa.ipc.read_schema(pa.BufferReader(arrays[_SCHEMA].tobytes())):
+            columns[field.name] = _to_column(arrays, _key(field.name), field)
+        return _rows(source, VECTOR, columns), manifest
+    kinds = "f" if vectors is None else "fiu"
+    matrices = [name for name, values in arrays.items() if values.ndim == 2 and values.dtype.kind in kinds]
+    key = choose_vectors(vectors, matrices, source)
+    length = arrays[key].shape[:1]
+    columns = {name: array for name, array in arrays.items() if array.shape == length and array.dtype.kind in "biufU"}
+    return _rows(source, key, {**columns, key: arrays[key]}), None
 
 
 def _key(column: str) -> str:
@@ -71,63 +87,20 @@ def _to_arrays(key: str, column: pa.ChunkedArray) -> dict[str, np.ndarray]:
     return {f"{key}{_ARROW}": np.frombuffer(sink.getvalue(), np.uint8)}
 
 
-def _to_column(arrays: dict[str, np.ndarray], key: str, field: pa.Field) -> pa.Array:
+def _to_column(arrays: dict[str, np.ndarray], key: str, field: pa.Field) -> pa.Array | pa.ChunkedArray:
     if f"{key}{_ARROW}" in arrays:
         with pa.ipc.open_stream(arrays[f"{key}{_ARROW}"].tobytes()) as reader:
-            column = reader.read_all().column("column").combine_chunks()
-        return column if isinstance(column, pa.Array) else pa.array([], field.type)
+            return reader.read_all().column("column")
     return pa.array(arrays[key], field.type, mask=arrays.get(f"{key}{_MISSING}"))
 
 
-def read_arrays(source: Path, vectors: str | None = None) -> tuple[Rows, Manifest | None]:
-    """The rows of a file, and the manifest of an export. `vectors` names an array of any other file."""
-    with wrap_read_errors(source, "NumPy arrays"):
-        if source.suffix == ".npy":
-            return _rows(source, {VECTOR: np.load(source, mmap_mode="r", allow_pickle=False)}, VECTOR), None
-        with np.load(source, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-        if _MANIFEST not in arrays:
-            return _foreign_rows(source, arrays, vectors), None
-        manifest = Manifest.from_json(str(arrays[_MANIFEST]), arrays[_ANCHORS], source)
-        columns: dict[str, Any] = {VECTOR: arrays["vectors"]}
-        for field in pa.ipc.read_schema(pa.BufferReader(arrays[_SCHEMA].tobytes())):
-            columns[field.name] = _to_column(arrays, _key(field.name), field)
-        return _rows(source, columns, VECTOR), manifest
-
-
-def _foreign_rows(source: Path, arrays: dict[str, np.ndarray], vectors: str | None) -> Rows:
-    """The matrix, and every array that has one value for each of its rows."""
-    matrices = {name: values for name, values in arrays.items() if values.ndim == 2 and values.dtype.kind == "f"}
-    usual = [name for name in ("vectors", "embeddings", "vector", VECTOR, "X", "x") if name in matrices]
-    key = vectors or (usual or [*matrices, ""])[0]
-    if key not in arrays or (vectors is None and not usual and len(matrices) != 1):
-        listed = ", ".join(matrices) or "none"
-        raise DataError(f"{source} has the matrices {listed}: say with vectors= which to import.")
-    matrix = arrays.pop(key)
-    shape = (len(matrix) if matrix.ndim else 0,)
-    columns = {
-        name: values for name, values in arrays.items() if values.shape == shape and values.dtype.kind in "biufU"
-    }
-    return _rows(source, {**columns, key: matrix}, key)
-
-
-def _rows(source: Path, columns: dict[str, Any], key: str) -> Rows:
-    vectors = columns[key]
-    if vectors.ndim != 2 or vectors.shape[1] == 0 or vectors.dtype.kind not in "fiu":
-        raise DataError(f"The array {key} of {source} is no matrix of numbers: its shape is {vectors.shape}.")
+def _rows(source: Path, key: str, columns: dict[str, Any]) -> Rows:
+    """Columns of one length; the matrix called `key` as one of vectors, which takes no more memory."""
+    matrix = columns[key]
+    if matrix.ndim != 2 or matrix.shape[1] == 0 or matrix.dtype.kind not in "fiu":
+        raise DataError(f"The array {key} of {source} is no matrix of numbers: its shape is {matrix.shape}.")
     for name, values in columns.items():
-        if len(values) != len(vectors):
-            raise DataError(f"The array {name} of {source} has {len(values)} entries for {len(vectors)} vectors.")
-
-    def batch(start: int) -> pa.RecordBatch:
-        parts = {name: values[start : start + _BATCH] for name, values in columns.items()}
-        parts[key] = vector_column(np.asarray(parts[key]))
-        arrays = [part if isinstance(part, pa.Array) else pa.array(part) for part in parts.values()]
-        return pa.RecordBatch.from_arrays(arrays, names=list(parts))
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        with wrap_read_errors(source, "NumPy arrays"):
-            for start in range(0, len(vectors), _BATCH):
-                yield batch(start)
-
-    return Rows(batch(len(vectors)).schema, len(vectors), batches)
+        if len(values) != len(matrix):
+            raise DataError(f"The array {name} of {source} has {len(values)} entries for {len(matrix)} vectors.")
+    columns[key] = pa.FixedSizeListArray.from_arrays(pa.array(matrix.reshape(-1)), matrix.shape[1])
+    return Rows.of_table(source, pa.table(columns))

@@ -2,101 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kedge.errors import ConfigError, DataError
+from kedge.errors import ConfigError, DataError, first_line
 from kedge.gallery.schema import COLUMNS
-from kedge.interop.manifest import VECTOR, Rows, first_line, to_matrix, vector_column
+from kedge.interop.rows import VECTOR, Rows
 
-__all__ = ["embedding_dim", "gallery_columns"]
+__all__ = ["choose_vectors", "gallery_columns"]
 
 _USUAL_NAMES = {
-    VECTOR: (VECTOR, "embeddings", "vector", "vectors", "X", "x"),
-    "label": ("label", "labels", "y"),
-    "path": ("path", "paths"),
+    "vectors": (VECTOR, "embeddings", "vector", "vectors", "X", "x"),
+    "labels": ("label", "labels", "y"),
+    "paths": ("path", "paths"),
 }
-_ARGUMENTS = {VECTOR: "vectors", "label": "labels", "path": "paths"}
-_INDEX = "__index_level_"
-"""The prefix of the index columns that pandas writes."""
+_PANDAS_INDEX = "__index_level_"
 
 
-def gallery_columns(rows: Rows, source: Path, *, vectors: str | None, labels: str | None, paths: str | None) -> Rows:
+def gallery_columns(rows: Rows, *, vectors: str | None, labels: str | None, paths: str | None) -> Rows:
     """The same rows with the columns of a gallery: vectors, labels and paths, the others as metadata."""
+    source, names = rows.source, rows.schema.names
     if not rows.count:
         raise DataError(f"{source} holds no vectors.")
-    parts = {VECTOR: _vectors(rows.schema, source, vectors)}
-    for part, given in (("label", labels), ("path", paths)):
-        if (name := _column(rows.schema, source, part, given, rows.schema.names)) is not None:
-            parts[part] = name
-    dim = _width(rows, parts[VECTOR], source)
-    others = [
-        field.name
-        for field in rows.schema
-        if field.name not in parts.values() and not field.name.startswith(_INDEX) and not pa.types.is_null(field.type)
-    ]
-    sources = {**parts, **{f"source_{name}" if name in COLUMNS else name: name for name in others}}
-    if len(sources) < len(parts) + len(others):
-        raise ConfigError(f"{source} has both a column and its source_ twin: rename one of them.")
+    chosen = {
+        VECTOR: choose_vectors(vectors, [field.name for field in rows.schema if _is_vector(field.type)], source),
+        "label": _choose("labels", labels, names, source),
+        "path": _choose("paths", paths, names, source),
+    }
+    origins = {name: origin for name, origin in chosen.items() if origin is not None}
+    texts = set(origins) - {VECTOR}
+    for field in rows.schema:
+        if field.name in chosen.values() or field.name.startswith(_PANDAS_INDEX) or pa.types.is_null(field.type):
+            continue
+        name = f"source_{field.name}" if field.name in COLUMNS else field.name
+        if name in origins:
+            raise ConfigError(f"{source} has both a column and its source_ twin: rename one of them.")
+        origins[name] = field.name
 
-    def convert(name: str, column: pa.Array, first: int) -> pa.Array:
-        if name == VECTOR:
-            return vector_column(to_matrix(column, dim, source, first))
+    def convert(name: str, column: pa.Array) -> pa.Array:
         if pa.types.is_dictionary(column.type):
             column = column.dictionary_decode()
-        return _text(column, sources[name], source) if name in parts else column
+        return _text(column, origins[name], source) if name in texts else column
 
-    def batches() -> Iterator[pa.RecordBatch]:
-        first = 0
-        for batch in rows.batches():
-            columns = [convert(name, batch.column(original), first) for name, original in sources.items()]
-            yield pa.RecordBatch.from_arrays(columns, names=list(sources))
-            first += len(batch)
+    def read() -> Iterator[pa.RecordBatch]:
+        for batch in rows.read():
+            columns = [convert(name, batch.column(origin)) for name, origin in origins.items()]
+            yield pa.RecordBatch.from_arrays(columns, names=list(origins))
 
-    return Rows(next(batches()).schema, rows.count, batches)
-
-
-def embedding_dim(rows: Rows) -> int:
-    """The dimension of the vectors."""
-    return int(rows.schema.field(VECTOR).type.list_size)
+    with_schema = next(iter(Rows(source, rows.schema, rows.count, read).batches()))
+    return Rows(source, with_schema.schema, rows.count, read)
 
 
-def _vectors(schema: pa.Schema, source: Path, given: str | None) -> str:
-    fitting = [field.name for field in schema if _is_vector(field.type)]
-    name = _column(schema, source, VECTOR, given, fitting) or (fitting[0] if len(fitting) == 1 else None)
-    if name is None:
+def choose_vectors(name: str | None, fitting: Sequence[str], source: Path) -> str:
+    """The column or array called `name`; without, the one of `fitting` that is called as usual, or the only one."""
+    chosen = _choose("vectors", name, fitting, source) or (fitting[0] if len(fitting) == 1 else None)
+    if chosen is None:
         listed = f"{', '.join(fitting)}: say with vectors= which one to import" if fitting else "no column of vectors"
         raise ConfigError(f"{source} has {listed}.")
+    return chosen
+
+
+def _choose(argument: str, name: str | None, fitting: Sequence[str], source: Path) -> str | None:
+    if name is None:
+        return next((usual for usual in _USUAL_NAMES[argument] if usual in fitting), None)
     if name not in fitting:
-        raise ConfigError(f"vectors={name!r} must be a column of lists of numbers, found {schema.field(name).type}.")
+        raise ConfigError(
+            f"{argument}={name!r} is no column of {argument} in {source}: choose of {', '.join(fitting)}."
+        )
     return name
-
-
-def _column(schema: pa.Schema, source: Path, part: str, given: str | None, fitting: list[str]) -> str | None:
-    if given is None:
-        return next((name for name in _USUAL_NAMES[part] if name in fitting), None)
-    if given not in schema.names:
-        raise ConfigError(f"{_ARGUMENTS[part]}={given!r} is no column of {source}: it has {', '.join(schema.names)}.")
-    return given
 
 
 def _is_vector(kind: pa.DataType) -> bool:
     listed = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     return bool(listed and (pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type)))
-
-
-def _width(rows: Rows, name: str, source: Path) -> int:
-    kind = rows.schema.field(name).type
-    if pa.types.is_fixed_size_list(kind):
-        width = kind.list_size
-    else:
-        width = next(batch.column(name).value_lengths()[0].as_py() for batch in rows.batches() if len(batch))
-    if not width:
-        raise DataError(f"The vector in row 0 of {source} is missing.")
-    return int(width)
 
 
 def _text(column: pa.Array, name: str, source: Path) -> pa.Array:

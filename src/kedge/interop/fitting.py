@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -16,40 +14,9 @@ from kedge.errors import ConfigError
 from kedge.losses import CAMLoss
 from kedge.losses.base import check_count, check_number
 
-__all__ = ["Fitted", "Head", "HeadOptions", "fit_head"]
+__all__ = ["Head", "HeadOptions", "fit_head"]
 
 Head = Literal["hidden", "linear", "identity"]
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """Head and anchors in double precision, so that a result does not depend on the batch it is computed in."""
-
-    network: nn.Module
-    anchors: np.ndarray
-
-    @torch.no_grad()
-    def embed(self, vectors: np.ndarray) -> np.ndarray:
-        """The embeddings of vectors."""
-        return np.asarray(self.network(torch.from_numpy(np.array(vectors, dtype=np.float64))))
-
-
-class _Standardize(nn.Module):
-    """Features with mean 0 and variance 1, as the training data has them; those that never change become 0."""
-
-    mean: Tensor
-    scale: Tensor
-
-    def __init__(self, features: Tensor) -> None:
-        super().__init__()
-        deviation = features.std(dim=0, correction=0)
-        constant = deviation <= 1e-12 * features.abs().amax(dim=0)
-        self.register_buffer("mean", features.mean(dim=0))
-        self.register_buffer("scale", torch.where(constant, 0, 1 / deviation.masked_fill(constant, 1)))
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Standardise."""
-        return (features - self.mean) * self.scale
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -67,25 +34,32 @@ class HeadOptions:
     weight_decay: float = 5e-4
 
 
-def fit_head(options: HeadOptions, vectors: np.ndarray, labels: np.ndarray, num_classes: int, seed: int) -> Fitted:
-    """Train with the class anchor margin loss: SGD with momentum, its rate rising and falling once."""
+def fit_head(
+    options: HeadOptions, vectors: np.ndarray, labels: np.ndarray, num_classes: int, seed: int
+) -> tuple[nn.Module, np.ndarray]:
+    """Head and anchors after training with CAMLoss: SGD with momentum, its rate rising and falling once.
+
+    `vectors` are standardised. In double precision, so that a result does not depend on the batch it is computed in.
+    """
     width = vectors.shape[1]
     _check(options, width)
     dim = options.dim or (width if options.head == "identity" else num_classes)
-    items, targets = torch.from_numpy(np.array(vectors, dtype=np.float64)), torch.from_numpy(np.array(labels))
-    with _single_thread(), torch.random.fork_rng(devices=[]):
+    items, targets = torch.from_numpy(vectors), torch.from_numpy(np.array(labels))
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        network = _network(options, items, dim).double()
+        layers: list[nn.Module] = []
+        if options.head == "hidden":
+            layers = [nn.Linear(width, options.hidden), nn.ReLU(), BoundedHead(options.hidden, dim)]
+        elif options.head == "linear":
+            layers = [BoundedHead(width, dim)]
+        network = nn.Sequential(*layers).double()
         loss = CAMLoss(num_classes, dim, options.margin, options.min_norm).double()
         if options.head == "identity":
             # The vectors do not move, so the anchors start at their class means.
-            with torch.no_grad():
-                loss.anchors.copy_(
-                    torch.stack([network(items[targets == label]).mean(0) for label in range(num_classes)])
-                )
+            means = [items[targets == label].mean(0) for label in range(num_classes)]
+            loss.anchors.data.copy_(torch.stack(means))
         _sgd(options, network, loss, items, targets)
-    network.eval().requires_grad_(False)
-    return Fitted(network, loss.anchors.detach().numpy())
+    return network.eval().requires_grad_(False), loss.anchors.detach().numpy()
 
 
 def _check(options: HeadOptions, width: int) -> None:
@@ -99,27 +73,6 @@ def _check(options: HeadOptions, width: int) -> None:
         check_count("dim", options.dim, otherwise="None")
         if options.head == "identity" and options.dim != width:
             raise ConfigError(f"With head='identity' dim must be the number of features, {width}, found {options.dim}.")
-
-
-@contextmanager
-def _single_thread() -> Iterator[None]:
-    """For so little work one thread is faster, and the result is the same on every machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _network(options: HeadOptions, items: Tensor, dim: int) -> nn.Module:
-    width = items.shape[1]
-    layers: list[nn.Module] = [_Standardize(items)]
-    if options.head == "hidden":
-        layers += [nn.Linear(width, options.hidden), nn.ReLU(), BoundedHead(options.hidden, dim)]
-    elif options.head == "linear":
-        layers += [BoundedHead(width, dim)]
-    return nn.Sequential(*layers)
 
 
 def _sgd(options: HeadOptions, network: nn.Module, loss: CAMLoss, items: Tensor, targets: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Rows into a new gallery, all of it or nothing."""
+"""A file of vectors as a gallery: one that was exported, or anyone's."""
 
 from __future__ import annotations
 
@@ -14,26 +14,126 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from kedge.errors import ConfigError, DataError, GalleryError, KedgeError
+from kedge.deprecation import renamed_keywords
+from kedge.errors import ConfigError, DataError, GalleryError, KedgeError, first_line
 from kedge.gallery import Gallery
 from kedge.gallery.anchor_index import MIN_ANCHORS, AnchorIndex, k_means
 from kedge.gallery.anchors import Anchors
 from kedge.gallery.calibration import Calibration, save_calibration
 from kedge.gallery.inverted_lists import write_lists
+from kedge.gallery.location import Location
+from kedge.gallery.manifest import ListKind, is_taken
 from kedge.gallery.schema import COLUMNS
 from kedge.gallery.table import Table
-from kedge.interop.columns import embedding_dim
-from kedge.interop.manifest import LIST, VECTOR, Manifest, Rows, coalesce, first_line, to_matrix
+from kedge.interop.arrays import read_arrays
+from kedge.interop.columns import gallery_columns
+from kedge.interop.faiss import read_faiss
+from kedge.interop.parquet import read_parquet
+from kedge.interop.rows import LIST, VECTOR, Manifest, Rows, local_path, read_errors
 from kedge.model import Model
 
-__all__ = ["fill_gallery", "k_means_centroids", "new_folder", "restore_gallery"]
+__all__ = ["import_gallery"]
 
 _SAMPLE, _ROUNDS = 50_000, 10
 """Vectors and iterations of k-means."""
 
 
+@renamed_keywords(precision=None)
+def import_gallery(
+    path: str | Path,
+    source: str | Path,
+    *,
+    model: Model | None = None,
+    vectors: str | None = None,
+    labels: str | None = None,
+    paths: str | None = None,
+    anchors: int | np.ndarray | None = None,
+    classes: Sequence[str] | None = None,
+    lists: ListKind | None = None,
+) -> Gallery:
+    """Make a gallery of a file of vectors: one that `export_gallery` wrote, or any other.
+
+    An exported file becomes the same gallery again: same ids, same lists, same hits. Its model, which the file names
+    but does not hold, is given as `model`; without, the gallery is searched with vectors and ids.
+
+    Otherwise `source` is a Parquet file (or a folder of them) with a column of vectors, `.npz`, `.npy`, or a
+    FAISS index. `vectors`, `labels` and `paths` name columns or arrays that are not called so already, and all other
+    columns become metadata (`id` becomes `source_id`, for ids are the gallery's). Searches are routed by the anchors
+    of the model, or by `anchors`: a matrix, its rows named by `classes`, or the number of k-means centroids.
+    Without them, by the centroids of a FAISS IVF index, by the means of labels or, where there are none, by as many
+    k-means centroids as the gallery chooses.
+
+    If anything is wrong, nothing is left behind.
+    """
+    folder, file = local_path("path", path), local_path("source", source)
+    if is_taken(Location(folder)):
+        raise GalleryError(f"{folder} is there already: choose another path.")
+    with read_errors(file):
+        rows, manifest, centroids = _read(file, vectors)
+    columns = {"vectors": vectors, "labels": labels, "paths": paths}
+    if manifest is not None:
+        for name, value in {**columns, "anchors": anchors, "classes": classes, "lists": lists}.items():
+            if value is not None:
+                raise ConfigError(f"{file} says for itself how its gallery was made: leave {name} out.")
+        with _new_folder(folder) as part:
+            _restore(part, rows, manifest, model)
+        return Gallery.open(folder, model)
+    rows = gallery_columns(rows, **columns)
+    options: dict[str, Any] = {"lists": lists or "label", "model": model}
+    if model is None:
+        options |= _routing(rows, anchors, classes, centroids)
+    elif anchors is not None or classes is not None:
+        raise ConfigError("A model brings its own anchors and classes: give either.")
+    with _new_folder(folder) as part:
+        gallery = Gallery.create(part, **options)
+        with gallery.writing() as table:
+            _write(gallery, table, rows)
+        gallery.optimize()
+    return Gallery.open(folder, model)
+
+
+def _read(source: Path, vectors: str | None) -> tuple[Rows, Manifest | None, np.ndarray | None]:
+    if source.suffix in (".npz", ".npy"):
+        return *read_arrays(source, vectors), None
+    if source.suffix in (".faiss", ".index"):
+        return read_faiss(source)
+    if source.suffix in (".parquet", ".pq") or source.is_dir():
+        return *read_parquet(source), None
+    raise ConfigError(f"source must be a .parquet, .npz, .npy, .faiss or .index file, found {source.name}.")
+
+
+def _routing(
+    rows: Rows, anchors: int | np.ndarray | None, classes: Sequence[str] | None, centroids: np.ndarray | None
+) -> dict[str, Any]:
+    """The arguments of `Gallery.create` that say what routes a search without a model."""
+    if isinstance(anchors, int):
+        if "label" in rows.schema.names:
+            raise ConfigError(f"anchors={anchors} asks for k-means, but {rows.source} has labels, which are routed by.")
+        centroids = _k_means_centroids(rows, anchors)
+    elif anchors is not None:
+        return {"anchors": anchors, "classes": classes}
+    if centroids is None:
+        return {"dim": rows.dim(), "classes": classes}
+    # Not bare numbers, which may be labels.
+    return {"anchors": centroids, "classes": classes or [f"list {number}" for number in range(len(centroids))]}
+
+
+def _k_means_centroids(rows: Rows, count: int) -> np.ndarray:
+    """k-means centroids of a sample of the vectors."""
+    size = min(rows.count, _SAMPLE)
+    if not 1 <= count <= size:
+        raise ConfigError(f"anchors must be at least 1 and at most {size:,}, found {count}.")
+    sampled = np.zeros(rows.count, bool)
+    sampled[np.random.default_rng(0).choice(rows.count, size, replace=False)] = True
+    parts, first = [], 0
+    for _, vectors in rows.matrices(rows.dim()):
+        parts.append(vectors[sampled[first : first + len(vectors)]])
+        first += len(vectors)
+    return k_means(np.concatenate(parts), count, rounds=_ROUNDS)
+
+
 @contextmanager
-def new_folder(folder: Path) -> Iterator[Path]:
+def _new_folder(folder: Path) -> Iterator[Path]:
     """A temporary folder beside it, renamed to it when the block succeeds and removed otherwise."""
     part = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.part")
     try:
@@ -47,20 +147,13 @@ def new_folder(folder: Path) -> Iterator[Path]:
         shutil.rmtree(part, ignore_errors=True)
 
 
-def fill_gallery(gallery: Gallery, source: Path, rows: Rows) -> None:
-    """Add rows to an empty gallery, with new ids, and build its lists."""
-    with gallery.writing() as table:
-        _write(gallery, table, source, rows)
-    gallery.optimize()
-
-
-def restore_gallery(folder: Path, source: Path, rows: Rows, manifest: Manifest, model: Model | None) -> None:
+def _restore(folder: Path, rows: Rows, manifest: Manifest, model: Model | None) -> None:
     """The gallery that was exported: the same ids and anchors, every item in the same list."""
     if model is not None and model.fingerprint != manifest.model:
         made_with = "without a model" if manifest.model is None else f"with the model {manifest.model}"
-        raise ConfigError(f"The vectors of {source} were made {made_with}, found {model.fingerprint}.")
-    if not {"id", VECTOR, LIST} <= set(rows.schema.names) or embedding_dim(rows) != manifest.dim:
-        raise DataError(f"{source} is damaged: it lacks columns of a gallery's vectors.")
+        raise ConfigError(f"The vectors of {rows.source} were made {made_with}, found {model.fingerprint}.")
+    if not {"id", VECTOR, LIST} <= set(rows.schema.names):
+        raise DataError(f"{rows.source} is damaged: it lacks columns of a gallery's vectors.")
     created: dict[str, Any] = {"model": model}
     if model is None:
         created = {"classes": manifest.classes, "dim": None if manifest.learned else manifest.dim}
@@ -68,11 +161,11 @@ def restore_gallery(folder: Path, source: Path, rows: Rows, manifest: Manifest, 
     gallery = Gallery.create(folder, lists=manifest.lists, thumbnails=manifest.thumbnails, **created)
     with gallery.writing() as table:
         table.reserve_ids(manifest.next_id)
-        ids, lists = _write(gallery, table, source, rows)
+        ids, lists = _write(gallery, table, rows)
         if len(ids) and (ids.min() < 0 or ids.max() >= manifest.next_id or len(np.unique(ids)) < len(ids)):
-            raise DataError(f"{source} is damaged: its ids are not those of a gallery.")
+            raise DataError(f"{rows.source} is damaged: its ids are not those of a gallery.")
         if len(lists) and (lists.min() < 0 or lists.max() >= len(manifest.names)):
-            raise DataError(f"{source} is damaged: it names lists that it has no anchors for.")
+            raise DataError(f"{rows.source} is damaged: it names lists that it has no anchors for.")
         index = AnchorIndex.build(manifest.anchors) if len(manifest.anchors) >= MIN_ANCHORS else None
         anchors = _AssignedAnchors(manifest.anchors, manifest.names, manifest.learned, index, iter(lists))
         write_lists(folder / "lists", table, anchors, by_label=manifest.lists == "label")
@@ -92,41 +185,23 @@ class _AssignedAnchors(Anchors):
         return np.fromiter(islice(self.lists, len(embeddings)), np.int32, len(embeddings))
 
 
-def _write(gallery: Gallery, table: Table, source: Path, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
+def _write(gallery: Gallery, table: Table, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
     """Commit rows, all at once; their ids and, where they have that column, their lists."""
     metadata = [column for column in rows.schema if column.name not in (*COLUMNS, LIST)]
     table.add_columns({column.name: pa.array([], column.type) for column in metadata})
     fragments, ids, lists = [], [np.empty(0, np.int64)], [np.empty(0, np.int32)]
-    count = 0
-    for batch in coalesce(rows.batches()):
-        if not len(batch):
-            continue
+    for batch, vectors in rows.matrices(gallery.dim):
         columns = {name: batch.column(name) for name in batch.schema.names}
-        columns[VECTOR] = gallery.check_vectors(to_matrix(columns[VECTOR], embedding_dim(rows), source, count))
+        columns[VECTOR] = gallery.check_vectors(vectors)
         if LIST in columns:
             lists.append(np.asarray(columns.pop(LIST), np.int32))
         if "id" not in columns:
             first = table.reserve_ids(len(batch))
             columns["id"] = pa.array(np.arange(first, first + len(batch)))
         if "path" in columns and any("\0" in path for path in columns["path"].drop_null().to_pylist()):
-            raise DataError(f"{source} holds a path with a NUL character.")
+            raise DataError(f"{rows.source} holds a path with a NUL character.")
         ids.append(np.asarray(columns["id"], np.int64))
         fragments += table.write(columns)
-        count += len(batch)
     if fragments:
         table.commit(fragments)
     return np.concatenate(ids), np.concatenate(lists)
-
-
-def k_means_centroids(rows: Rows, source: Path, count: int) -> np.ndarray:
-    """k-means centroids of a sample of the vectors."""
-    size = min(rows.count, _SAMPLE)
-    if not 1 <= count <= size:
-        raise ConfigError(f"anchors must be at least 1 and at most {size:,}, found {count}.")
-    sample = np.sort(np.random.default_rng(0).choice(rows.count, size, replace=False))
-    parts, first = [], 0
-    for batch in rows.batches():
-        here = sample[(sample >= first) & (sample < first + len(batch))] - first
-        parts.append(to_matrix(batch.column(VECTOR), embedding_dim(rows), source, first)[here])
-        first += len(batch)
-    return k_means(np.concatenate(parts), count, rounds=_ROUNDS)

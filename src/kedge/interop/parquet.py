@@ -12,12 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kedge.errors import DataError
-from kedge.interop.manifest import VECTOR, Manifest, Rows, coalesce, wrap_read_errors
+from kedge.interop.rows import BATCH, VECTOR, Manifest, Rows
 
 __all__ = ["read_parquet", "write_parquet"]
 
 _MANIFEST, _ANCHORS = b"kedge", b"kedge.anchors"
-_BATCH = 8192
 _LIMIT = 2**31 - 1
 """Bytes of a file's footer, which is long where there are very many anchors."""
 
@@ -28,7 +27,7 @@ def write_parquet(stream: IO[bytes], manifest: Manifest, rows: Rows, *, with_anc
     # Numbers of vectors hardly ever repeat.
     options = {"compression": "zstd", "use_dictionary": plain, "write_page_checksum": True}
     with pq.ParquetWriter(stream, rows.schema, **options) as writer:
-        for batch in coalesce(rows.batches()):
+        for batch in rows.batches():
             writer.write_batch(batch)
         footer = {_MANIFEST: manifest.to_json()}
         if with_anchors:
@@ -39,29 +38,26 @@ def write_parquet(stream: IO[bytes], manifest: Manifest, rows: Rows, *, with_anc
 
 def read_parquet(source: Path, anchors: np.ndarray | None = None) -> tuple[Rows, Manifest | None]:
     """The rows of a file, or of all in a folder, and the manifest of an export; `anchors` where they are elsewhere."""
-    with wrap_read_errors(source, "Parquet"):
-        files = sorted(source.glob("*.parquet")) if source.is_dir() else [source]
-        if not files:
-            raise DataError(f"{source} holds no .parquet file.")
-        opened = [_open(file) for file in files]
-        schema = opened[0].schema_arrow.remove_metadata()
-        for file, parquet in zip(files, opened, strict=True):
-            if not parquet.schema_arrow.remove_metadata().equals(schema):
-                raise DataError(f"{file} has other columns than {files[0].name}: import one after the other.")
-        count = sum(parquet.metadata.num_rows for parquet in opened)
-        footer = opened[0].metadata.metadata or {}
-        manifest = None
-        if _MANIFEST in footer and len(files) == 1:
-            if anchors is None:
-                anchors = np.frombuffer(base64.b64decode(footer.get(_ANCHORS, b""), validate=True), "<f4")
-            manifest = Manifest.from_json(footer[_MANIFEST], anchors, source)
+    files = sorted(source.glob("*.parquet")) if source.is_dir() else [source]
+    if not files:
+        raise DataError(f"{source} holds no .parquet file.")
+    opened = [_open(file) for file in files]
+    schema = opened[0].schema_arrow.remove_metadata()
+    for file, parquet in zip(files, opened, strict=True):
+        if not parquet.schema_arrow.remove_metadata().equals(schema):
+            raise DataError(f"{file} has other columns than {files[0].name}: import one after the other.")
+    footer = opened[0].metadata.metadata or {}
+    manifest = None
+    if _MANIFEST in footer and len(files) == 1:
+        if anchors is None:
+            anchors = np.frombuffer(base64.b64decode(footer.get(_ANCHORS, b""), validate=True), "<f4")
+        manifest = Manifest.from_json(footer[_MANIFEST], anchors, source)
 
-    def batches() -> Iterator[pa.RecordBatch]:
-        with wrap_read_errors(source, "Parquet"):
-            for file in files:
-                yield from _open(file).iter_batches(_BATCH)
+    def read() -> Iterator[pa.RecordBatch]:
+        for file in files:
+            yield from _open(file).iter_batches(BATCH)
 
-    return Rows(schema, count, batches), manifest
+    return Rows(source, schema, sum(parquet.metadata.num_rows for parquet in opened), read), manifest
 
 
 def _open(file: Path) -> pq.ParquetFile:

@@ -6,6 +6,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from kedge.deps import missing_extra
 from kedge.errors import ConfigError
@@ -13,19 +14,19 @@ from kedge.gallery.anchor_index import k_means
 from kedge.gallery.anchors import Anchors
 from kedge.gallery.inverted_lists import InvertedLists
 from kedge.gallery.search import Part, Snapshot
-from kedge.interop.fitting import Fitted, Head, HeadOptions, fit_head
+from kedge.interop.fitting import Head, HeadOptions, fit_head
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+    from sklearn.preprocessing import StandardScaler
     from sklearn.utils import check_random_state
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import check_is_fitted, validate_data
+    from threadpoolctl import threadpool_limits
 except ImportError as _error:
     raise missing_extra("scikit-learn 1.6 or newer", extra="sklearn", purpose="kedge.interop.sklearn") from _error
 
 __all__ = ["KedgeClassifier", "KedgeRetriever"]
-
-_LARGEST_SEED = np.iinfo(np.int32).max
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -34,14 +35,20 @@ class _Embedding(HeadOptions, ClassNamePrefixFeaturesOutMixin, TransformerMixin,
 
     random_state: Any = None
 
-    def _train(self, X: np.ndarray, y: np.ndarray) -> Fitted:
-        """Train head and anchors; sets `classes_` and `anchors_`."""
+    def _train(self, X: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """Train head and anchors; sets `classes_` and `anchors_`, and returns each label's row in `classes_`."""
         check_classification_targets(y)
         self.classes_, codes = np.unique(y, return_inverse=True)
-        seed = int(check_random_state(self.random_state).randint(_LARGEST_SEED))
-        fitted = fit_head(self, X, codes, len(self.classes_), seed)
-        self.anchors_ = fitted.anchors
-        return fitted
+        self._scaler = StandardScaler().fit(X)
+        self._scaler.scale_[np.ptp(X, axis=0) == 0] = np.inf  # what never changes says nothing: it becomes 0
+        with threadpool_limits(1):  # faster for so little work, and the same on every machine
+            vectors = self._scaler.transform(X)
+            head, self.anchors_ = fit_head(self, vectors, codes, len(self.classes_), self._seed())
+        self._head: torch.nn.Module | None = head
+        return np.asarray(codes)
+
+    def _seed(self) -> int:
+        return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
 
     def transform(self, X: Any) -> np.ndarray:
         """The embeddings of vectors."""
@@ -53,7 +60,10 @@ class _Embedding(HeadOptions, ClassNamePrefixFeaturesOutMixin, TransformerMixin,
         return checked
 
     def _embed(self, X: np.ndarray) -> np.ndarray:
-        return X.copy() if self._fitted is None else self._fitted.embed(X)
+        if self._head is None:
+            return X.copy()
+        with torch.no_grad():
+            return np.asarray(self._head(torch.from_numpy(self._scaler.transform(X))))
 
     @property
     def _n_features_out(self) -> int:
@@ -82,7 +92,7 @@ class KedgeClassifier(ClassifierMixin, _Embedding):  # type: ignore[misc]
     def fit(self, X: Any, y: Any) -> KedgeClassifier:
         """Train head and anchors."""
         X, y = validate_data(self, X, y, dtype=np.float64)
-        self._fitted = self._train(X, y)
+        self._train(X, y)
         return self
 
     def predict(self, X: Any) -> np.ndarray:
@@ -136,27 +146,21 @@ class KedgeRetriever(_Embedding):
         """Take the vectors that will be found, and with labels learn from them."""
         if y is None:
             X, codes = validate_data(self, X, dtype=np.float64), None
-            self._fitted = None
-            self.anchors_ = self._centroids(X)
+            count = round(len(X) ** 0.5) if self.anchors is None else self.anchors
+            if not 1 <= count <= len(X):
+                raise ConfigError(f"anchors must lie between 1 and the {len(X)} samples, found {count}.")
+            self._head, self.anchors_ = None, k_means(X, count, rounds=10, seed=self._seed())
         else:
             X, y = validate_data(self, X, y, dtype=np.float64)
-            self._fitted = self._train(X, y)
-            codes = np.searchsorted(self.classes_, y)
+            codes = self._train(X, y)
         self.n_samples_fit_ = len(X)
-        vectors = self._embed(X).astype(np.float32)
+        self._vectors = self._embed(X).astype(np.float32)
         anchors = Anchors(self.anchors_.astype(np.float32), (None,) * len(self.anchors_), len(self.anchors_))
-        assigned = anchors.nearest(vectors, 1)[:, 0] if codes is None else codes
+        assigned = anchors.nearest(self._vectors, 1)[:, 0] if codes is None else codes
         missing = [None] * len(X)
-        lists = InvertedLists.in_memory(assigned, len(anchors), np.arange(len(X)), vectors, missing, missing)
+        lists = InvertedLists.in_memory(assigned, len(anchors), np.arange(len(X)), self._vectors, missing, missing)
         self._snapshot = Snapshot(0, anchors, (Part(lists),))
         return self
-
-    def _centroids(self, X: np.ndarray) -> np.ndarray:
-        count = round(len(X) ** 0.5) if self.anchors is None else self.anchors
-        if not 1 <= count <= len(X):
-            raise ConfigError(f"anchors must lie between 1 and the {len(X)} samples, found {count}.")
-        seed = int(check_random_state(self.random_state).randint(_LARGEST_SEED))
-        return k_means(X, count, rounds=10, seed=seed)
 
     def kneighbors(
         self, X: Any = None, n_neighbors: int | None = None, return_distance: bool = True
@@ -172,7 +176,7 @@ class KedgeRetriever(_Embedding):
             raise ConfigError(f"n_neighbors must lie between 1 and {self.n_samples_fit_ - itself}, found {count}.")
         if not self.probes >= 1:
             raise ConfigError(f"probes must be at least 1, found {self.probes}.")
-        queries = self._fitted_vectors() if X is None else self._embed(self._validate(X)).astype(np.float32)
+        queries = self._vectors if X is None else self._embed(self._validate(X)).astype(np.float32)
         total = count + itself
         results, _ = self._snapshot.search(queries, total, probes=self.probes, min_candidates=total)
         indices = np.array([result.ids for result in results], dtype=np.int64)
@@ -180,12 +184,6 @@ class KedgeRetriever(_Embedding):
         if X is None:
             indices, distances = _drop_itself(indices, distances)
         return (distances, indices) if return_distance else indices
-
-    def _fitted_vectors(self) -> np.ndarray:
-        lists = self._snapshot.parts[0].lists
-        queries = np.empty_like(lists.vectors)
-        queries[lists.ids] = lists.vectors
-        return queries
 
 
 def _drop_itself(indices: np.ndarray, distances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

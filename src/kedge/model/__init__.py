@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from kedge.model.embedding import embed_split
-from kedge.model.inputs import ImageInput
+from kedge.model.inputs import ImageInput, embed_split
 from kedge.model.model import Model, Prediction
 
 __all__ = ["ImageInput", "Model", "Prediction", "embed_split"]

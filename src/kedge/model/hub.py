@@ -10,12 +10,13 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from kedge.errors import ConfigError, DownloadError, KedgeError, ModelError, ServiceError
-from kedge.model.io import DESCRIPTION, WEIGHTS, first_line, is_model_or_absent, kedge_version
+from kedge.errors import ConfigError, DownloadError, KedgeError, ModelError, ServiceError, first_line
+from kedge.model.io import DESCRIPTION, WEIGHTS, is_model
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult
@@ -47,7 +48,7 @@ def save_pretrained(
     target = Path(path).expanduser().resolve()
     card = _model_card(model, name or target.name, metrics, license)
     config = json.dumps(_config(model), indent=2, ensure_ascii=False) + "\n"
-    if target.is_file() or not is_model_or_absent(target):
+    if target.is_file() or ((target / DESCRIPTION).exists() and not is_model(target)):
         raise ModelError(f"{target} holds something else than a Kedge model: choose another folder.")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -78,15 +79,11 @@ def fetch_model(
         return local
     import huggingface_hub as hub
 
-    with _hub_errors(name, DownloadError, f"there is no folder {name} here, and as a model of the Hub it"):
-        folder = Path(
-            hub.snapshot_download(
-                name, revision=revision, cache_dir=cache_dir, token=token, allow_patterns=list(_MODEL), **_user_agent()
-            )
-        )
-    missing = [file for file in _MODEL if not (folder / file).is_file()]
-    if missing:
-        raise ModelError(f"{name} on the Hugging Face Hub is no Kedge model: it holds no {missing[-1]}.")
+    options: dict[str, Any] = {"revision": revision, "cache_dir": cache_dir, "token": token}
+    with _hub_errors(DownloadError, f"there is no folder {name} here, and as a model of the Hub it"):
+        folder = Path(hub.snapshot_download(name, allow_patterns=list(_MODEL), **options))
+    if not (folder / DESCRIPTION).is_file():
+        raise ModelError(f"{name} on the Hugging Face Hub is no Kedge model: it holds no {DESCRIPTION}.")
     return folder
 
 
@@ -105,18 +102,14 @@ def push_to_hub(
         raise ConfigError(f"repo_id must be user/name or organisation/name; found {repo_id!r}.")
     import huggingface_hub as hub
 
-    with TemporaryDirectory() as scratch, _hub_errors(repo_id, ServiceError, f"model {repo_id}"):
+    with TemporaryDirectory() as scratch, _hub_errors(ServiceError, f"model {repo_id}"):
         save_pretrained(model, scratch, name=repo_id, metrics=metrics, license=license)
-        api = hub.HfApi(token=token, **_user_agent())
+        api = hub.HfApi(token=token)
         api.create_repo(repo_id, private=private, exist_ok=True)
         if api.file_exists(repo_id, _CARD):
             Path(scratch, _CARD).unlink()
-        commit = api.upload_folder(
-            repo_id=repo_id,
-            folder_path=scratch,
-            commit_message=commit_message or f"Kedge model {model.fingerprint}",
-        )
-    return str(commit.commit_url)
+        title = commit_message or f"Kedge model {model.fingerprint}"
+        return str(api.upload_folder(repo_id=repo_id, folder_path=scratch, commit_message=title).commit_url)
 
 
 def _config(model: Model) -> dict[str, Any]:
@@ -146,41 +139,30 @@ def _model_card(model: Model, name: str, metrics: str | Path | None, license: st
         model_name=title,
         eval_results=results,
     )
-    shown = ", ".join(_code(each) for each in model.classes[:_CLASSES_SHOWN])
-    more = len(model.classes) - _CLASSES_SHOWN
+    classes = ", ".join(_code(each) for each in model.classes[:_CLASSES_SHOWN])
+    if (more := len(model.classes) - _CLASSES_SHOWN) > 0:
+        classes += f", and {more:,} more in `model.json`"
     size = model.preprocessing.size
-    repo_id = json.dumps(name, ensure_ascii=False)
-    return f"""---
-{data.to_yaml()}
----
-
-# {title}
-
-An image encoder for retrieval with learnable class anchors, trained with Kedge.
-
-| | |
-|---|---|
-| encoder | {_code(model.encoder.name)} |
-| loss | {_code(model.loss)} |
-| embedding | {model.dim} numbers, compared by Euclidean distance |
-| images | {"any size" if size is None else f"{size} x {size} pixels"} |
-| classes | {len(model.classes):,} |
-| fingerprint | `{model.fingerprint}` |
-
-## How to use it
-
-```python
-import kedge
-
-model = kedge.Model.from_pretrained({repo_id})
-vectors = model.embed(["one.jpg", "two.jpg"])  # 2 x {model.dim}, float32
-{'names = model.classify("one.jpg")' if model.classes else 'gallery = kedge.Gallery.create("gallery", model)'}
-```
-
-## Classes
-
-{shown or "none"}{f", and {more:,} more in `model.json`" if more > 0 else ""}
-{section}"""
+    return (
+        (files("kedge.model") / "card.md")
+        .read_text(encoding="utf-8")
+        .format(
+            data=data.to_yaml(),
+            title=title,
+            encoder=_code(model.encoder.name),
+            loss=_code(model.loss),
+            dim=model.dim,
+            images="any size" if size is None else f"{size} x {size} pixels",
+            count=len(model.classes),
+            fingerprint=model.fingerprint,
+            name=json.dumps(name, ensure_ascii=False),
+            use='names = model.classify("one.jpg")'
+            if model.classes
+            else 'gallery = kedge.Gallery.create("gallery", model)',
+            classes=classes or "none",
+            results=section,
+        )
+    )
 
 
 def _results(model: Model, path: Path) -> tuple[list[EvalResult], str]:
@@ -204,10 +186,10 @@ def _results(model: Model, path: Path) -> tuple[list[EvalResult], str]:
         raise ConfigError(
             f"metrics {file} are those of the model {measured}, found {model.fingerprint}: run kedge evaluate again."
         )
-    about: dict[str, Any] = {"task_type": "image-feature-extraction", "task_name": "Image retrieval"}
-    about |= {"dataset_type": dataset, "dataset_name": dataset}
+    task: dict[str, Any] = {"task_type": "image-feature-extraction", "task_name": "Image retrieval"}
+    task |= {"dataset_type": dataset, "dataset_name": dataset}
     results = [
-        EvalResult(**about, metric_type=kind, metric_name=name, metric_value=value) for kind, name, value in scores
+        EvalResult(**task, metric_type=kind, metric_name=name, metric_value=value) for kind, name, value in scores
     ]
     rows = "".join(f"| {name} | {value:.3f} |\n" for _, name, value in scores)
     return results, f"\n## Results\n\n{queries:,} queries of {_code(dataset)}.\n\n| | |\n|---|---|\n{rows}"
@@ -218,33 +200,25 @@ def _code(text: str) -> str:
     return "`" + " ".join(text.split()).replace("`", "'").replace("|", "¦") + "`"
 
 
-def _user_agent() -> dict[str, Any]:
-    return {"library_name": "kedge", "library_version": kedge_version()}
-
-
 @contextmanager
-def _hub_errors(name: str, kind: type[KedgeError], subject: str) -> Iterator[None]:
+def _hub_errors(kind: type[KedgeError], subject: str) -> Iterator[None]:
     """One sentence in place of an error of the Hub's client."""
     from huggingface_hub import errors
 
     login = "log in with `hf auth login`, or pass token="
-    refused = f"is refused: {login} of someone who may."
+    offline = "is neither in the cache nor within reach: connect to the network, or copy it and pass the folder's path"
     sentences: dict[type[Exception], str] = {
-        errors.GatedRepoError: f"is gated: accept its terms on {name}'s page, then {login}.",
-        errors.RepositoryNotFoundError: f"is not there, or private: check the name, or {login}.",
-        errors.RevisionNotFoundError: f"has no such revision: name a branch, a tag or a commit of {name}.",
-        errors.LocalTokenNotFoundError: refused,
+        errors.GatedRepoError: f"is gated: accept its terms on its page, then {login}",
+        errors.RepositoryNotFoundError: f"is not there, or private: check the name, or {login}",
+        errors.RevisionNotFoundError: "has no such revision: name a branch, a tag or a commit",
+        errors.LocalEntryNotFoundError: offline,
+        errors.OfflineModeIsEnabled: offline,
     }
-    offline = "connect to the network, or copy its folder here and pass the folder's path."
-    for unreachable in (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled):
-        sentences[unreachable] = f"is neither in the cache nor within reach: {offline}"
     try:
         yield
     except KedgeError:
         raise
     except Exception as error:  # the client's versions raise errors of several libraries
-        status = getattr(getattr(error, "response", None), "status_code", None)
-        unknown = f"failed ({first_line(error)}): check the network and try again."
-        default = refused if status in (401, 403) else unknown
-        sentence = next((text for known, text in sentences.items() if isinstance(error, known)), default)
-        raise kind(f"{subject} {sentence}") from error
+        unknown = f"failed ({first_line(error)}): check the network, and who you are ({login})"
+        sentence = next((text for known, text in sentences.items() if isinstance(error, known)), unknown)
+        raise kind(f"{subject} {sentence}.") from error

@@ -1,23 +1,47 @@
-"""The kinds of image that users pass (files, PIL images, arrays, tensors), as batches of pixels."""
+"""Images of all kinds that users pass (files, PIL images, arrays, tensors, splits), as batches of pixels."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
+from kedge.console import stderr
 from kedge.errors import ConfigError, ImageError
 from kedge.images import Preprocessing, prefetch, read_image, upright
 
-__all__ = ["ImageInput", "pixel_batches", "shape_text"]
+if TYPE_CHECKING:
+    from kedge.datasets import ImageSplit
+
+__all__ = ["ImageInput", "embed_split", "pixel_batches", "shape_text"]
 
 ImageInput: TypeAlias = str | Path | Image.Image | np.ndarray | Tensor
 """A file, a PIL image, a uint8 array (H x W or H x W x 3) or a uint8 tensor (3 x H x W, or a batch)."""
+
+
+def embed_split(
+    embed: Callable[[Tensor], Tensor], split: ImageSplit, *, batch_size: int = 256, title: str = "images"
+) -> Tensor:
+    """What ``embed`` (such as ``Model.embed_pixels``) makes of all images of a split, float32 on its device.
+
+    ``embed`` takes uint8 batches. A terminal sees a progress bar.
+    """
+    from rich.progress import track
+
+    if batch_size < 1:
+        raise ConfigError(f"batch_size is {batch_size}; give at least 1.")
+    if len(split) == 0:
+        raise ConfigError(f"There are no {title} to embed.")
+    batches = np.split(np.arange(len(split)), range(batch_size, len(split), batch_size))
+    terminal = stderr()
+    progress = track(batches, f"embedding {title}", console=terminal, transient=True, disable=not terminal.is_terminal)
+    with torch.inference_mode():
+        return torch.cat([embed(split.take(rows)).float() for rows in progress])
 
 
 def pixel_batches(
@@ -48,7 +72,7 @@ def shape_text(shape: Iterable[int]) -> str:
 
 def _each(images: ImageInput | Iterable[ImageInput]) -> Iterator[ImageInput]:
     """Images one by one, whatever the nesting of one, many, and batches."""
-    if isinstance(images, str | Path | Image.Image | np.ndarray | Tensor):
+    if isinstance(images, ImageInput):
         images = [images]
     elif not isinstance(images, Iterable):
         raise ConfigError(f"images must be an image or several; found {type(images).__name__}.")
@@ -67,24 +91,16 @@ def _to_pil(position: int, image: ImageInput) -> Image.Image:
             return upright(image)
         except (OSError, SyntaxError, ValueError) as error:  # PIL images are decoded late, and may fail then
             raise ImageError(f"image {position} (a PIL image) cannot be read: {error}") from error
-    return Image.fromarray(_to_array(position, image))
-
-
-def _to_array(position: int, image: np.ndarray | Tensor) -> np.ndarray:
-    """A uint8 array, H x W or H x W x 3, as PIL takes it."""
     if isinstance(image, Tensor):
-        kind, expected = "tensor", "3 x H x W"
-        fits = image.dtype == torch.uint8 and image.ndim == 3 and image.shape[0] == 3
+        kind, fits = "tensor 3 x H x W", image.ndim == 3 and image.shape[0] == 3
     elif isinstance(image, np.ndarray):
-        kind, expected = "array", "H x W or H x W x 3"
-        fits = image.dtype == np.uint8 and (image.ndim == 2 or (image.ndim == 3 and image.shape[2] == 3))
+        kind, fits = "array H x W or H x W x 3", image.ndim == 2 or (image.ndim == 3 and image.shape[2] == 3)
     else:
         raise ConfigError(
             f"image {position} must be a path, a PIL image, an array or a tensor; found {type(image).__name__}."
         )
-    if not fits or 0 in image.shape:
+    if not fits or image.dtype not in (torch.uint8, np.uint8) or 0 in image.shape:
         found = f"{image.dtype}, {shape_text(image.shape)}"
-        raise ConfigError(f"image {position} must be a uint8 {kind} {expected}; found {found}.")
-    if isinstance(image, Tensor):
-        image = image.permute(1, 2, 0).cpu().numpy()
-    return np.ascontiguousarray(image)
+        raise ConfigError(f"image {position} must be a uint8 {kind}; found {found}.")
+    pixels = image.permute(1, 2, 0).cpu().numpy() if isinstance(image, Tensor) else image
+    return Image.fromarray(np.ascontiguousarray(pixels))

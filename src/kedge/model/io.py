@@ -23,15 +23,7 @@ from torch import Tensor
 from kedge.errors import ModelError
 from kedge.io import atomic_write
 
-__all__ = [
-    "described",
-    "first_line",
-    "is_model_or_absent",
-    "kedge_version",
-    "read_description",
-    "read_weights",
-    "write_folder",
-]
+__all__ = ["described", "is_model", "kedge_version", "read_description", "read_weights", "write_folder"]
 
 FORMAT = 2
 """2: the description may say `posterior` or `normalize`, which an older reader would not apply."""
@@ -66,45 +58,34 @@ def write_folder(path: str | Path, description: dict[str, Any], tensors: dict[st
 
 def read_description(path: str | Path) -> tuple[Path, dict[str, Any]]:
     """The folder of a model, which may be inside a run's, and what it says of itself."""
-    folder = _locate(Path(path).expanduser())
-    description = _read_description(folder)
-    version, writer = description["format"], description.get("kedge", "unknown")
-    if version > FORMAT:
-        raise ModelError(
-            f"model {folder} has format version {version} (written by kedge {writer}); "
-            f"this kedge reads versions up to {FORMAT}: upgrade kedge."
-        )
-    return folder, description
-
-
-def described(path: str | Path) -> dict[str, Any] | None:
-    """What a model's folder says of itself, or that of the one inside a run folder; None where there is no model."""
-    try:
-        return _read_description(_locate(Path(path).expanduser()))
-    except ModelError:
-        return None
-
-
-def is_model_or_absent(folder: Path) -> bool:
-    """Whether a folder's `model.json`, if there is one, is a Kedge model's."""
-    try:
-        _read_description(folder)
-    except ModelError:
-        return not (folder / DESCRIPTION).exists()
-    return True
-
-
-def _locate(path: Path) -> Path:
+    path = Path(path).expanduser()
     for folder in (path, path / "model"):
         # A save that was killed between its two renames leaves the earlier model under its second name.
         for candidate in (folder, _previous(folder.absolute())):
             if (candidate / DESCRIPTION).is_file():
-                return candidate
+                return candidate, _read_description(candidate)
     if not path.exists():
         raise ModelError(f"there is no model folder {path}: check the path.")
     raise ModelError(
         f"{path} is not a Kedge model: it holds no {DESCRIPTION}; pass one left by Model.save or by a run."
     )
+
+
+def described(path: str | Path) -> dict[str, Any] | None:
+    """What a model's folder says of itself, or that of the one inside a run folder; None where there is no model."""
+    try:
+        return read_description(path)[1]
+    except ModelError:
+        return None
+
+
+def is_model(folder: Path) -> bool:
+    """Whether a folder has the description of a Kedge model."""
+    try:
+        _read_description(folder)
+    except ModelError:
+        return False
+    return True
 
 
 def _read_description(folder: Path) -> dict[str, Any]:
@@ -121,16 +102,18 @@ def _read_description(folder: Path) -> dict[str, Any]:
 
 
 def read_weights(folder: Path, description: dict[str, Any]) -> dict[str, Tensor]:
-    """The tensors of a model, compared with the checksum in its description."""
-    file = folder / WEIGHTS
+    """The tensors of a model of a format that is known, compared with the checksum in its description."""
+    version, file = description["format"], folder / WEIGHTS
+    if version > FORMAT:
+        raise ModelError(
+            f"model {folder} has format version {version} (written by kedge {description.get('kedge', 'unknown')}); "
+            f"this kedge reads versions up to {FORMAT}: upgrade kedge."
+        )
     if not file.exists():
         raise ModelError(f"model {folder} lacks its {WEIGHTS}: save or copy the model again.")
-    weights = _read(file)
-    written = description.get("weights")
-    expected = written if isinstance(written, dict) else {}
-    if len(weights) != expected.get("bytes") or hashlib.sha256(weights).hexdigest() != expected.get("sha256"):
-        saved = expected.get("bytes", "unknown")
-        raise _damaged(file, f", it holds {len(weights):,} bytes that differ from the {saved} that were saved")
+    weights, saved = _read(file), description.get("weights")
+    if not isinstance(saved, dict) or hashlib.sha256(weights).hexdigest() != saved.get("sha256"):
+        raise _damaged(file, ", it differs from what was saved")
     try:
         return safetensors.torch.load(weights)
     except (safetensors.SafetensorError, ValueError, KeyError) as error:
@@ -157,7 +140,7 @@ def _check_replaceable(target: Path) -> None:
             f"{target} holds other files than a Kedge model ({min(foreign)}): choose another path, "
             "since saving replaces the whole folder."
         )
-    if names and (DESCRIPTION not in names or not is_model_or_absent(target)):
+    if names and not is_model(target):
         raise ModelError(f"model cannot be saved over {target}, which is no readable Kedge model: choose another path.")
 
 
@@ -166,13 +149,12 @@ def _rename_over(staging: Path, target: Path) -> None:
     if target.exists():
         shutil.rmtree(previous, ignore_errors=True)
         target.rename(previous)
-        try:
-            staging.rename(target)
-        except OSError:
-            previous.rename(target)
-            raise
-    else:
+    try:
         staging.rename(target)
+    except OSError:
+        if previous.exists():
+            previous.rename(target)
+        raise
     _sync_folder(target.parent)
     shutil.rmtree(previous, ignore_errors=True)
 
@@ -197,9 +179,3 @@ def kedge_version() -> str:
         return metadata.version("kedge")
     except metadata.PackageNotFoundError:
         return "unknown"
-
-
-def first_line(error: Exception) -> str:
-    """The first line of what an error of a library says, or its kind."""
-    lines = (line.strip().rstrip(".") for line in str(error).splitlines())
-    return next((line for line in lines if line), type(error).__name__)

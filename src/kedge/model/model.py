@@ -22,7 +22,7 @@ from kedge.model import hub
 from kedge.model.inference import Inference
 from kedge.model.inputs import ImageInput, pixel_batches, shape_text
 from kedge.model.io import read_description, read_weights, write_folder
-from kedge.model.shapes import ShapeMismatch, check_shapes
+from kedge.model.shapes import check_shapes
 
 __all__ = ["Model", "Prediction"]
 
@@ -60,7 +60,7 @@ class Model:
         anchors: Tensor | None,
         classes: Sequence[str],
         preprocessing: Preprocessing,
-        classifier: nn.Linear | tuple[Tensor, Tensor] | None = None,
+        classifier: nn.Linear | tuple[Tensor, Tensor | None] | None = None,
         loss: str = "cam",
         posterior: bool = False,
         normalize: bool = False,
@@ -72,7 +72,8 @@ class Model:
         self.loss = loss
         if not all(isinstance(name, str) for name in self.classes) or len(set(self.classes)) < len(self.classes):
             raise ConfigError("classes must be names that all differ.")
-        self._anchors = None if anchors is None else self._own("anchors", anchors, len(self.classes), encoder.dim)
+        shape = len(self.classes), encoder.dim
+        self._anchors = None if anchors is None else self._own("anchors", anchors, *shape)
         self.posterior, self.normalize = posterior, normalize
         if posterior and (anchors is None or classifier is None):
             raise ConfigError("posterior=True needs anchors and a classifier: the embedding is the expected anchor.")
@@ -80,11 +81,11 @@ class Model:
             raise ConfigError("normalize=True needs anchors to classify by: a classifier reads embeddings as they are.")
         self.classifier: tuple[Tensor, Tensor] | None = None
         if classifier is not None:
-            weight, bias = _weight_and_bias(classifier)
-            self.classifier = (
-                self._own("classifier weight", weight, len(self.classes), encoder.dim),
-                self._own("classifier bias", bias, len(self.classes)),
-            )
+            if isinstance(classifier, nn.Linear):
+                classifier = classifier.weight, classifier.bias
+            weight = self._own("classifier weight", classifier[0], *shape)
+            bias = weight.new_zeros(len(weight)) if classifier[1] is None else classifier[1]
+            self.classifier = weight, self._own("classifier bias", bias, len(weight))
 
     def __repr__(self) -> str:
         return (
@@ -115,11 +116,9 @@ class Model:
         """Move to ``device``: ``auto`` (a GPU if there is one), ``cpu``, ``cuda``, ``cuda:1`` ..."""
         target = _device(device)
         self.encoder.to(target)
-        if self._anchors is not None:
-            self._anchors = self._anchors.to(target)
+        self._anchors = None if self._anchors is None else self._anchors.to(target)
         if self.classifier is not None:
-            weight, bias = self.classifier
-            self.classifier = (weight.to(target), bias.to(target))
+            self.classifier = (self.classifier[0].to(target), self.classifier[1].to(target))
         return self
 
     @property
@@ -241,23 +240,22 @@ class Model:
         tensors = read_weights(folder, description)
         prefix = "encoder."
         state = {name.removeprefix(prefix): tensors[name] for name in tensors if name.startswith(prefix)}
+        weight = tensors.get("classifier.weight")
         try:
-            preprocessing = Preprocessing.from_json(description["preprocessing"])
             check_shapes(description["encoder"], {name: tuple(tensor.shape) for name, tensor in state.items()})
             encoder = Encoder.from_spec(description["encoder"])
             encoder.load_state_dict(state)
-            with_classifier = "classifier.weight" in tensors
             model = cls(
                 encoder.eval(),
                 anchors=tensors.get("anchors"),
                 classes=description["classes"],
-                preprocessing=preprocessing,
-                classifier=(tensors["classifier.weight"], tensors["classifier.bias"]) if with_classifier else None,
+                preprocessing=Preprocessing.from_json(description["preprocessing"]),
+                classifier=None if weight is None else (weight, tensors["classifier.bias"]),
                 loss=description["loss"],
                 posterior=bool(description.get("posterior", False)),
                 normalize=bool(description.get("normalize", False)),
             )
-        except (AttributeError, KeyError, ShapeMismatch, RuntimeError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
             reason = " ".join(str(error).split())
             raise ModelError(f"model {path} cannot be opened, its parts do not fit together: {reason}") from error
         model._inference = inference
@@ -301,13 +299,6 @@ class Model:
         if not bool(torch.isfinite(values).all()):
             raise ConfigError(f"{what} must be finite; found NaN or infinity: the training may have diverged.")
         return values.detach().to(self.device, torch.float32, copy=True).contiguous()
-
-
-def _weight_and_bias(classifier: nn.Linear | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    if isinstance(classifier, nn.Linear):
-        weight, bias = classifier.weight, classifier.bias
-        return weight, weight.new_zeros(len(weight)) if bias is None else bias
-    return classifier
 
 
 def _device(device: Any) -> torch.device:

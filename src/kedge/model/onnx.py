@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from typing import Any
 
@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from kedge.deps import require
-from kedge.errors import ModelError
-from kedge.model.io import first_line
+from kedge.errors import ModelError, first_line
 
-__all__ = ["export", "require_onnx", "session", "trace"]
+__all__ = ["export", "require_onnx", "trace"]
 
 OPSET = 18
 
@@ -39,44 +38,37 @@ def trace(network: nn.Module, images: Tensor, dynamic: Mapping[int, Any], name: 
 
 
 def export(
-    program: ExportedProgram,
-    name: str,
-    *,
-    inputs: Sequence[str],
-    outputs: Sequence[str],
-    metadata: Mapping[str, str] | None = None,
-) -> bytes:
-    """The content of an `.onnx` file, weights and metadata included."""
+    program: ExportedProgram, name: str, *, input: str, outputs: Sequence[str], metadata: Mapping[str, str]
+) -> tuple[bytes, Callable[[Tensor], list[Tensor]]]:
+    """The content of an `.onnx` file, weights and metadata included, and onnxruntime running it on the CPU."""
     require_onnx()
     import onnx
+    import onnxruntime
 
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.log_severity_level = 3
     try:
         with _quiet():
             exported: Any = torch.onnx.export(
                 program,
                 dynamo=True,
-                input_names=inputs,
+                input_names=[input],
                 output_names=outputs,
                 opset_version=OPSET,
                 external_data=False,
                 verbose=False,
             )
         proto = exported.model_proto
-        onnx.helper.set_model_props(proto, dict(metadata or {}))
+        onnx.helper.set_model_props(proto, dict(metadata))
         content: bytes = proto.SerializeToString()
+        onnx.checker.check_model(content, full_check=True)
+        session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # what has no counterpart in ONNX, or more than the 2 GB that one file can hold
         raise ModelError(f"{name} cannot be written as ONNX ({first_line(error)}).") from error
-    return content
-
-
-def session(content: bytes) -> Any:
-    """An onnxruntime session on the CPU, with as many threads as torch has."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    options.log_severity_level = 3
-    return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    return content, lambda images: [
+        torch.from_numpy(output) for output in session.run(None, {input: images.contiguous().numpy()})
+    ]
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from torch.nn.modules import module as hooks
 from kedge.encoders import Encoder
 from kedge.model.inputs import shape_text
 
-__all__ = ["ShapeMismatch", "check_shapes"]
+__all__ = ["check_shapes"]
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -27,21 +27,16 @@ _SPARE_TENSORS, _SPARE_NUMBERS = 1000, 2**24
 """Beyond twice what the file holds: classifiers and poolers that are built and cut off."""
 
 
-class ShapeMismatch(Exception):
-    """Weights that are not those of the network that is described."""
-
-
 def check_shapes(spec: Mapping[str, Any], shapes: Shapes) -> None:
-    """Refuse weights of `shapes`, by their names in the encoder, that are not those of the encoder in `spec`."""
+    """Raise a ValueError unless `shapes`, by their names in the encoder, are those of the encoder in `spec`."""
     with torch.device("meta"), _bounded(shapes):
         expected = {name: tuple(tensor.shape) for name, tensor in Encoder.from_spec(spec).state_dict().items()}
     wrong = sorted(name for name in {*expected, *shapes} if expected.get(name) != shapes.get(name))
     if wrong:
-        described, stored = (
-            shape_text(each[wrong[0]]) if wrong[0] in each else "missing" for each in (expected, shapes)
-        )
+        first = wrong[0]
+        described, stored = (shape_text(each[first]) if first in each else "missing" for each in (expected, shapes))
         more = f", and {', '.join(wrong[1:4])} differ too" if len(wrong) > 1 else ""
-        raise ShapeMismatch(f"{wrong[0]} is {described} in its description and {stored} in its weights{more}")
+        raise ValueError(f"{first} is {described} in its description and {stored} in its weights{more}")
 
 
 @contextmanager
@@ -59,7 +54,7 @@ def _bounded(shapes: Shapes) -> Iterator[None]:
         tensors -= 1
         numbers -= tensor.numel()
         if tensors < 0 or numbers < 0:
-            raise ShapeMismatch("its description is of a far larger network than its weights are")
+            raise ValueError("its description is of a far larger network than its weights are")
 
     handles = [
         hooks.register_module_parameter_registration_hook(count),
