@@ -38,8 +38,8 @@ SGD = [
 CASES: dict[str, list[str]] = {
     "cam": ["loss=cam", "recipe.ema=0.3"],
     "cam-paper": ["loss=cam", "loss.discriminate=0", "loss.normalize=false"],
-    "cam-sampled": ["loss=cam", "loss.repel_sample=2", "loss.margin=4"],
-    "cam-accumulated": ["loss=cam", "loss.margin=4", "trainer.accumulate=2"],
+    "cam-sampled": ["loss=cam", "loss.repel_sample=2", "loss.init=random"],
+    "cam-accumulated": ["loss=cam", "loss.init=random", "trainer.accumulate=2"],
     "cam-sharpness": ["loss=cam", "recipe.sam.radius=0.1", "recipe.sam.start=0.2"],
     "contrastive": ["loss=contrastive", "recipe.optimizer.lr=0.01", "loss.mining=semi-hard"],
     "cross_entropy": ["loss=cross_entropy"],

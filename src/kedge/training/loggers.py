@@ -69,15 +69,21 @@ class TrainingProgress:
         self.has_bar = console.is_terminal and not console.quiet
         left = TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[numbers]}")
         columns = TextColumn("[bold]{task.description}"), BarColumn(bar_width=24), TimeElapsedColumn(), *left
-        self.bar = Progress(*columns, console=console, disable=not self.has_bar)
-        self._task = self.bar.add_task("training", total=total_steps, numbers="")
+        self._bar = Progress(*columns, console=console)
+        self._task = self._bar.add_task("training", total=total_steps, numbers="")
         self._last_read = 0.0
         self._metrics = ""
 
     def start(self, step: int) -> None:
         """Open the bar."""
-        self.bar.reset(self._task, completed=step)
-        self.bar.start()
+        if self.has_bar:
+            self._bar.reset(self._task, completed=step)
+            self._bar.start()
+
+    def stop(self) -> None:
+        """Close the bar."""
+        if self.has_bar:
+            self._bar.stop()
 
     def on_step(self, epoch: int, step: int, losses: Callable[[], dict[str, float]]) -> None:
         """Move the bar, now and then with fresh numbers."""
@@ -95,7 +101,7 @@ class TrainingProgress:
         numbers = "  ".join(f"{name} {value:.3g}" for name, value in losses.items()) + self._metrics
         description = f"epoch {epoch + 1}/{self.epochs}"
         if self.has_bar:
-            self.bar.update(self._task, completed=step, description=description, numbers=numbers)
+            self._bar.update(self._task, completed=step, description=description, numbers=numbers)
         else:
             self.console.print(f"{description}  {numbers}")
 
@@ -181,7 +187,7 @@ def _open_logger(name: str, options: Any, folder: Path, run_id: str | None) -> t
     return logger, str(logger.run_id)
 
 
-class _CSVTable(History, MetricsLogger):
+class _CSVTable(History):
     """csv/metrics.csv, which a resumed run continues."""
 
     def __init__(self, path: Path) -> None:
@@ -195,6 +201,12 @@ class _CSVTable(History, MetricsLogger):
         """Write the table with one more row."""
         self.rows = [row for row in self.rows if int(row["step"]) < step]
         self.append({"step": step} | metrics)
+
+    def log_hyperparams(self, params: dict[str, Any]) -> None:
+        """The run's config.yaml has them."""
+
+    def finalize(self, status: str) -> None:
+        """Nothing is left to write."""
 
 
 class _WandbRun(MetricsLogger):

@@ -143,7 +143,7 @@ class TrainingLoop:
                 raise interrupted(self.folder, self.checkpoint.epochs_saved, self.recipe.epochs) from None
             raise
         finally:
-            self.progress.bar.stop()
+            self.progress.stop()
             for logger in self.loggers:
                 logger.finalize(status)
 

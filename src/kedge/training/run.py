@@ -128,8 +128,9 @@ class _Run:
         self.device = device_of(self.settings.trainer.accelerator)
         precision = precision_on(self.device, self.settings.trainer.precision)
         self.dtype = torch.float64 if precision == "64-true" else torch.float32
-        for seed in (random.seed, np.random.seed, torch.manual_seed):
-            seed(self.settings.seed)
+        random.seed(self.settings.seed)
+        np.random.seed(self.settings.seed)
+        torch.manual_seed(self.settings.seed)
         # Warnings of its loader are for rank 0 to print.
         with contextlib.nullcontext() if is_rank_zero() else contextlib.redirect_stderr(None):
             self.dataset: Dataset = build_dataset(config.dataset)
