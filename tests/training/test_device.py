@@ -160,9 +160,20 @@ def test_a_compiled_step_is_one_graph_with_the_same_outcome(mixing: Mixing) -> N
         torch.testing.assert_close(traced_gradient, gradient, rtol=1e-3, atol=1e-4)
 
 
+EVERYTHING = ["recipe.epochs=2", "recipe.ema=0.1", "recipe.mixing.cutmix=0.5", "recipe.sam.radius=0.1"]
+
+
+@pytest.fixture(scope="module")
+def eager(tiny: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose step was not compiled."""
+    folder = tmp_path_factory.mktemp("eager") / "run"
+    train(overrides=[*tiny, *EVERYTHING], folder=folder)
+    return folder
+
+
 @pytest.mark.parametrize("fails", [True, False])
 def test_a_compiled_run_leaves_the_checkpoints_of_an_eager_one(
-    fails: bool, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fails: bool, eager: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     modes: list[str] = []
 
@@ -172,15 +183,13 @@ def test_a_compiled_run_leaves_the_checkpoints_of_an_eager_one(
             raise RuntimeError("not supported")
         return function
 
-    tiny = [*tiny, "recipe.epochs=2", "recipe.ema=0.1", "recipe.mixing.cutmix=0.5", "recipe.sam.radius=0.1"]
-    train(overrides=tiny, folder=tmp_path / "eager")
     monkeypatch.setattr(torch, "compile", compile_)
     warned = pytest.warns(UserWarning, match="could not be compiled and trains eagerly")
     with warned if fails else contextlib.nullcontext():
-        train(overrides=[*tiny, "trainer.compile=reduce-overhead"], folder=tmp_path / "compiled")
+        train(overrides=[*tiny, *EVERYTHING, "trainer.compile=reduce-overhead"], folder=tmp_path)
     assert modes == ["reduce-overhead"]
     for name in ("last", "best"):
-        paths = [tmp_path / run / f"checkpoints/{name}.ckpt" for run in ("eager", "compiled")]
+        paths = [run / f"checkpoints/{name}.ckpt" for run in (eager, tmp_path)]
         expected, compiled = (torch.load(path, weights_only=True)["state_dict"] for path in paths)
         assert expected.keys() == compiled.keys()
         assert all(torch.equal(value, compiled[key]) for key, value in expected.items())

@@ -40,7 +40,6 @@ __all__ = [
     "expand",
     "held_out_of",
     "load_config",
-    "loss_class",
     "loss_heads",
     "quoted",
     "rename_keys",
@@ -73,9 +72,8 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
         GlobalHydra.instance().clear()
         try:
             with initialize_config_module("kedge.config", version_base="1.3"):
-                return rename_keys(
-                    hydra_compose("train", overrides=rename_overrides(overrides), return_hydra_config=True)
-                )
+                renamed = rename_overrides(overrides)
+                return rename_keys(hydra_compose("train", overrides=renamed, return_hydra_config=True))
         except (HydraException, OmegaConfBaseException, ValueError) as error:
             raise ConfigError(_sentence(error)) from error
         finally:
@@ -97,29 +95,24 @@ def rename_overrides(overrides: Sequence[str]) -> list[str]:
     >>> rename_overrides(["recipe.sharpness.radius=0.1", "recipe.epochs=3"])
     ['recipe.sam.radius=0.1', 'recipe.epochs=3']
     """
-
-    def rename(match: re.Match[str]) -> str:
-        _warn_renamed(match[1])
-        return f"recipe.{_RENAMED[match[1]]}"
-
     pattern = rf"(?<![\w.])recipe\.({'|'.join(_RENAMED)})(?=[.=]|$)"
-    return [re.sub(pattern, rename, override, count=1) for override in overrides]
+    return [re.sub(pattern, lambda key: f"recipe.{_new_name(key[1])}", override, count=1) for override in overrides]
 
 
 def rename_keys(config: DictConfig, *, warn: bool = True) -> DictConfig:
     """The configuration, of a run or a file of the user's, with keys of 0.1 under their new names."""
     recipe = config.get("recipe")
     for old in _RENAMED.keys() & recipe.keys() if isinstance(recipe, DictConfig) else ():
-        if warn:
-            _warn_renamed(old)
         with open_dict(recipe):
-            OmegaConf.update(recipe, _RENAMED[old], recipe.pop(old))
+            OmegaConf.update(recipe, _new_name(old, warn=warn), recipe.pop(old))
     return config
 
 
-def _warn_renamed(old: str) -> None:
-    message = f"recipe.{old} is called recipe.{_RENAMED[old]} now; the old name goes with the next release."
-    warnings.warn(message, FutureWarning, stacklevel=3)
+def _new_name(old: str, *, warn: bool = True) -> str:
+    if warn:
+        message = f"recipe.{old} is called recipe.{_RENAMED[old]} now; the old name goes with the next release."
+        warnings.warn(message, FutureWarning, stacklevel=4)
+    return _RENAMED[old]
 
 
 def load_config(path: Path, *, builds: Sequence[str] = tuple(OWN), trust: bool = False) -> DictConfig:
@@ -147,13 +140,19 @@ def dataset_of(run: str | Path, overrides: Sequence[str] = (), *, trust: bool = 
     """
     run = Path(run)
     for override in overrides:
-        if not override.startswith(("dataset=", "dataset.")) or "=" not in override:
+        if not re.match(r"dataset[.=].*", override) or "=" not in override:
             raise ConfigError(f"Only the dataset can be named here (dataset=… or dataset.…=…), found {override!r}.")
-    if overrides and any(override.startswith("dataset=") for override in overrides):
+    if any(override.startswith("dataset=") for override in overrides):
         return build_dataset(compose(overrides).dataset)
     config = load_config(run / CONFIG, builds=["dataset"], trust=trust)
     dataset = build_dataset(OmegaConf.merge(config, OmegaConf.from_dotlist(list(overrides))).dataset)
-    if not overrides and dataset.fingerprint() != _fingerprint(run):
+    if overrides:
+        return dataset
+    try:
+        fingerprint = json.loads((run / DATASET).read_text())["fingerprint"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{run} does not say on which pictures it was trained: name them with dataset=…") from error
+    if dataset.fingerprint() != fingerprint:
         raise DataError(
             f"{dataset.name} has changed since {run} was trained, so that its test pictures may have been trained "
             "on: train again, or name the pictures to measure on with dataset=…"
@@ -200,31 +199,30 @@ def build_dataset(node: Any) -> Any:
     return dataset
 
 
-def loss_class(node: Any) -> Any:
+def _loss_class(node: Any) -> Any:
     """The class of the loss that the node describes."""
     from kedge.losses import RetrievalLoss
 
     target = node.get("_target_") if isinstance(node, DictConfig) else None
     try:
-        found = get_object(str(target))
+        kind = get_object(str(target))
     except (HydraException, ImportError, ValueError) as error:
         raise ConfigError(f"loss._target_={target} cannot be imported.") from error
-    if not (inspect.isclass(found) and issubclass(found, RetrievalLoss)):
+    if not (inspect.isclass(kind) and issubclass(kind, RetrievalLoss)):
         raise ConfigError(f"loss._target_={target} is no RetrievalLoss.")
-    return found
+    return kind
 
 
 def build_loss(node: Any, *, num_classes: int, dim: int) -> Any:
     """The loss; `num_classes` and `dim` go to those that ask for them."""
-    accepted = inspect.signature(loss_class(node)).parameters
-    given = {"num_classes": num_classes, "dim": dim}
-    wanted = {name: value for name, value in given.items() if name in accepted}
-    return build(node, _convert_="all", **wanted)
+    accepted = inspect.signature(_loss_class(node)).parameters
+    sizes = {"num_classes": num_classes, "dim": dim}
+    return build(node, _convert_="all", **{name: size for name, size in sizes.items() if name in accepted})
 
 
 def loss_heads(node: Any) -> tuple[str, ...]:
     """The encoder heads that suit the loss which the node describes, the best first."""
-    heads: tuple[str, ...] = loss_class(node).heads_for(functools.partial(build_loss, node))
+    heads: tuple[str, ...] = _loss_class(node).heads_for(functools.partial(build_loss, node))
     return heads
 
 
@@ -234,40 +232,18 @@ def quoted(path: Path) -> str:
     return f"'{text}'"
 
 
-def _fingerprint(run: Path) -> str:
-    try:
-        return str(json.loads((run / DATASET).read_text())["fingerprint"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{run} does not say on which pictures it was trained: name them with dataset=…") from error
-
-
 def _sentence(error: Exception) -> str:
     """Hydra's message as one sentence that lists what would be valid."""
     message = str(error)
-    options = re.search(
-        r"Could not find '([^']*)'.*?Available options in '([^']*)':\s*(.*?)(?:\nConfig |\Z)", message, re.S
-    )
+    options = re.search(r"Could not find '([^']*)'.*?options in '([^']*)':\s*(.*?)(?:\nConfig |\Z)", message, re.S)
     if options:
-        found, group, names = options[1], options[2], options[3].split()
-        return f"{group} must be one of {', '.join(names)}, found {found.rsplit('/', 1)[-1]!r}."
-    key = re.search(r"Could not override '([^']*)'", message)
-    if key:
-        parent, missing, valid = _where_it_fails(key[1])
-        near = difflib.get_close_matches(missing, valid, n=1)
-        hint = f" Did you mean {near[0]}?" if near else ""
-        return f"There is no {key[1]}; {parent or 'the configuration'} has {', '.join(valid)}.{hint}"
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
-
-
-def _where_it_fails(key: str) -> tuple[str, str, list[str]]:
-    """The deepest group of `key` that exists, the name that it lacks, and those that it has."""
-    node: Any = compose()
-    found: list[str] = []
-    for name in key.split("."):
-        if not isinstance(node, DictConfig) or name not in node:
-            break
-        found.append(name)
-        node = node[name]
-    valid = [str(name) for name in node if name not in {"_target_", "hydra"}] if isinstance(node, DictConfig) else []
-    return ".".join(found), name, valid
+        name, group, names = options[1].rpartition("/")[2], options[2], options[3].split()
+        return f"{group} must be one of {', '.join(names)}, found {name!r}."
+    key, path = re.search(r"Could not override '([^']*)'", message), getattr(error.__cause__, "full_key", None)
+    if key and path:
+        group, _, missing = path.rpartition(".")
+        node: Any = OmegaConf.select(compose(), group) if group else compose()
+        valid = [str(name) for name in node if name not in {"_target_", "hydra"}] if OmegaConf.is_dict(node) else []
+        hint = "".join(f" Did you mean {near}?" for near in difflib.get_close_matches(missing, valid, n=1))
+        return f"There is no {key[1]}; {group or 'the configuration'} has {', '.join(valid)}.{hint}"
+    return next((line.strip() for line in message.splitlines() if line.strip()), type(error).__name__)

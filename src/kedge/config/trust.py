@@ -12,28 +12,13 @@ from kedge.errors import ConfigError
 
 __all__ = ["OWN", "check_config"]
 
-_TARGET = "_target_"
+_DATASETS = ["arrays", "cifar100", "folder", "food101", "huggingface", "sample", "stored", "svhn", "tiny_imagenet"]
+_LOSSES = ["CAMLoss", "CenterLoss", "ContrastiveLoss", "CrossEntropyLoss", "MetricLearningLoss"]
 
 OWN = {
-    "dataset": (
-        "kedge.datasets.arrays",
-        "kedge.datasets.cifar100",
-        "kedge.datasets.folder",
-        "kedge.datasets.food101",
-        "kedge.datasets.huggingface",
-        "kedge.datasets.sample",
-        "kedge.datasets.stored",
-        "kedge.datasets.svhn",
-        "kedge.datasets.tiny_imagenet",
-    ),
+    "dataset": tuple(f"kedge.datasets.{name}" for name in _DATASETS),
     "encoder": ("kedge.encoders.build_encoder",),
-    "loss": (
-        "kedge.losses.CAMLoss",
-        "kedge.losses.CenterLoss",
-        "kedge.losses.ContrastiveLoss",
-        "kedge.losses.CrossEntropyLoss",
-        "kedge.losses.MetricLearningLoss",
-    ),
+    "loss": tuple(f"kedge.losses.{name}" for name in _LOSSES),
 }
 """The names that the `_target_` of a group may have: nothing else of a run is ever imported or called."""
 
@@ -44,9 +29,8 @@ def check_config(config: DictConfig, groups: Sequence[str], path: Path) -> None:
         node = OmegaConf.to_container(config, resolve=False).get(group)  # type: ignore[union-attr]
         if not isinstance(node, dict):
             raise ConfigError(f"{path} names no {group}.")
-        target = node.pop(_TARGET, None)
-        if target not in OWN[group]:
-            raise _foreign(path, f"{group}.{_TARGET}", target)
+        if (target := node.pop("_target_", None)) not in OWN[group]:
+            raise _foreign(path, f"{group}._target_", target)
         # A table could stand for an object, such as the source of a download. Only losses take tables, of plain values.
         nested = [name for name, value in node.items() if isinstance(value, dict | list)]
         if nested and group != "loss":
@@ -56,21 +40,18 @@ def check_config(config: DictConfig, groups: Sequence[str], path: Path) -> None:
 
 def _check_values(value: Any, where: str, path: Path) -> None:
     """Refuse whatever Hydra would do more with than pass it on, at any depth."""
-    if isinstance(value, dict):
-        for name, inner in value.items():
+    if isinstance(value, dict | list):
+        for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
             if str(name).startswith("_"):
                 raise _foreign(path, f"{where}.{name}", inner)
             _check_values(inner, f"{where}.{name}", path)
-    elif isinstance(value, list):
-        for position, inner in enumerate(value):
-            _check_values(inner, f"{where}[{position}]", path)
     elif isinstance(value, str) and "${" in value:
         # Runs are saved with interpolations resolved; one that is left could make a node after this look at it.
         raise _foreign(path, where, value)
 
 
-def _foreign(path: Path, where: str, found: Any) -> ConfigError:
+def _foreign(path: Path, where: str, value: Any) -> ConfigError:
     return ConfigError(
-        f"{path} says {where}: {str(found)[:100]!r}, which is not Kedge's own and may run any code: "
+        f"{path} says {where}: {str(value)[:100]!r}, which is not Kedge's own and may run any code: "
         "say --trust (in Python trust=True) if the run is yours."
     )

@@ -3,9 +3,8 @@
 from kedge.losses.anchors import init_anchors
 from kedge.losses.base import RetrievalLoss
 from kedge.losses.cam import CAMLoss
-from kedge.losses.center import CenterLoss
+from kedge.losses.classification import CenterLoss, CrossEntropyLoss
 from kedge.losses.contrastive import ContrastiveLoss
-from kedge.losses.cross_entropy import CrossEntropyLoss
 from kedge.losses.metric_learning import MetricLearningLoss
 
 __all__ = [

@@ -49,15 +49,11 @@ def init_anchors(
     if init != "base":
         raise ConfigError(f"init must be 'base' or 'random', found {init!r}.")
     if num_classes <= 2 * dim:
-        return _axes(num_classes, dim, radius=max(math.sqrt(2) * margin, min_norm))
+        axes = torch.eye(dim) * max(math.sqrt(2) * margin, min_norm)
+        return torch.cat([axes, -axes])[:num_classes].contiguous()
     if dim <= 3:
         return _lattice(num_classes, dim, spacing=2 * margin, min_norm=min_norm)
     return _spread(num_classes, dim, margin=margin, min_norm=min_norm)
-
-
-def _axes(num_classes: int, dim: int, *, radius: float) -> Tensor:
-    axes = torch.eye(dim) * radius
-    return torch.cat([axes, -axes])[:num_classes].contiguous()
 
 
 # Densest packings in 1, 2 and 3 dimensions (line, triangular, face-centred cubic), nearest neighbours 1 apart.
@@ -79,16 +75,12 @@ def _lattice(num_classes: int, dim: int, *, spacing: float, min_norm: float) -> 
     reach = 2 + math.ceil((num_classes + inside) ** (1 / dim))
     steps = torch.arange(-reach, reach + 1, dtype=torch.float64)
     points = torch.cartesian_prod(*[steps] * dim).reshape(-1, dim) @ basis
-    centres = [basis.sum(0) * share for share in (0.0, 1 / 2, 1 / 3, 1 / 4)]
     choices = []
-    for centre in centres:
-        shifted = points - centre
-        norms = shifted.norm(dim=1)
-        allowed = shifted[norms >= min_norm]
-        nearest = allowed.norm(dim=1).argsort(stable=True)[:num_classes]
-        choices.append(allowed[nearest])
-    best = min(choices, key=lambda chosen: float(chosen.norm(dim=1).max()))
-    return best.float()
+    for share in (0.0, 1 / 2, 1 / 3, 1 / 4):
+        shifted = points - basis.sum(0) * share
+        allowed = shifted[shifted.norm(dim=1) >= min_norm]
+        choices.append(allowed[allowed.norm(dim=1).argsort(stable=True)[:num_classes]])
+    return min(choices, key=lambda chosen: float(chosen.norm(dim=1).max())).float()
 
 
 def _spread(num_classes: int, dim: int, *, margin: float, min_norm: float) -> Tensor:

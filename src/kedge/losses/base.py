@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import warnings
 from collections.abc import Callable
@@ -35,6 +36,12 @@ class RetrievalLoss(nn.Module):
 
     normalize: bool = False
     """Whether a model trained with it should divide its embeddings by their length."""
+    lr_mult: float = 1.0
+    """The learning rate of its own parameters under SGD, as a multiple of what the recipe says."""
+    encoder_scale: float = 1.0
+    """What the encoder sees of the loss's gradient under SGD; the loss's own parameters see all of it."""
+    compiles: bool = False
+    """Whether torch.compile gets through it in one piece: no value-dependent shapes, no random numbers."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -52,21 +59,6 @@ class RetrievalLoss(nn.Module):
         """
         del make
         return cls.heads
-
-    @property
-    def lr_mult(self) -> float:
-        """The learning rate of its own parameters under SGD, as a multiple of what the recipe says."""
-        return 1.0
-
-    @property
-    def encoder_scale(self) -> float:
-        """What the encoder sees of the loss's gradient under SGD; the loss's own parameters see all of it."""
-        return 1.0
-
-    @property
-    def compiles(self) -> bool:
-        """Whether torch.compile gets through it in one piece: no value-dependent shapes, no random numbers."""
-        return False
 
     def components(self, embeddings: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """The parts of the loss by name; their sum is the loss."""
@@ -91,6 +83,11 @@ class RetrievalLoss(nn.Module):
         """The class of each embedding, or None where the loss knows no classes."""
         del embeddings
         return None
+
+    def extra_repr(self) -> str:
+        """The settings, for printing."""
+        names = inspect.signature(type(self)).parameters
+        return ", ".join(f"{name}={vars(self)[name]!r}" for name in names if name in vars(self))
 
 
 def in_full_precision(embeddings: Tensor) -> Tensor:

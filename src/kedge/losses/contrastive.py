@@ -73,10 +73,6 @@ class ContrastiveLoss(RetrievalLoss):
         counts = torch.zeros_like(distances)
         return counts.scatter_add_(1, order.indices.gather(1, place), usable.to(distances.dtype))
 
-    def extra_repr(self) -> str:
-        """The settings, for printing."""
-        return f"margin={self.margin}, mining={self.mining!r}"
-
 
 def _extreme(distances: Tensor, allowed: Tensor, *, farthest: bool) -> Tensor:
     """One pair per row: the farthest or the nearest of those allowed, if there is any."""

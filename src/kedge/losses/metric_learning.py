@@ -23,7 +23,6 @@ _REFUSALS = (AssertionError, AttributeError, LookupError, RuntimeError, TypeErro
 """What the library raises where something does not suit it."""
 _LENGTH_MATTERS = {"AngularLoss", "LargeMarginSoftmaxLoss", "SphereFaceLoss"}
 """Losses that multiply by the length of an embedding."""
-_REQUIRED = inspect.Parameter.empty
 
 
 class MetricLearningLoss(RetrievalLoss):
@@ -91,8 +90,12 @@ class MetricLearningLoss(RetrievalLoss):
             return super().mixed_components(embeddings, labels, others, weights)
         with torch.autocast(embeddings.device.type, enabled=False):
             embeddings = in_full_precision(embeddings)
-            parts = self._single_losses(embeddings, labels)
-            own, other = (_by_row(one["loss"], embeddings) for one in (parts, self._single_losses(embeddings, others)))
+            parts, other_parts = (self._single_losses(embeddings, classes) for classes in (labels, others))
+            # Of those images that the library leaves out, the loss is zero.
+            own, other = (
+                embeddings.new_zeros(len(embeddings)).index_put((part["loss"]["indices"],), part["loss"]["losses"])
+                for part in (parts, other_parts)
+            )
             mixed = torch.lerp(other, own, weights.to(own.dtype))
             rows = torch.arange(len(mixed), device=mixed.device)
             # Whatever else there is regularises embeddings or weights, and asks for no labels.
@@ -110,25 +113,17 @@ class MetricLearningLoss(RetrievalLoss):
     def _single_losses(self, embeddings: Tensor, labels: Tensor) -> dict[str, dict[str, Any]]:
         """What the library's loss says of each image, pair or triplet, before its reducer."""
         check_labels(labels, self.num_classes)
-        with _told(f"The loss {self.name} cannot be computed"):
-            chosen = None if self.miner is None else self.miner(embeddings, labels)
-            found: dict[str, dict[str, Any]] = self.loss(embeddings, labels, chosen)
-        return found
+        with _one_sentence(f"The loss {self.name} cannot be computed"):
+            mined = None if self.miner is None else self.miner(embeddings, labels)
+            parts: dict[str, dict[str, Any]] = self.loss(embeddings, labels, mined)
+        return parts
 
     def _reduced(self, parts: dict[str, dict[str, Any]], embeddings: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        # A mean over no pairs would be NaN.
-        whole = {name: self.loss.zero_loss() if _is_empty(part) else part for name, part in parts.items()}
-        value: Tensor = self.reducer(whole, embeddings, labels)
+        for name, part in parts.items():
+            if isinstance(part["losses"], Tensor) and part["losses"].numel() == 0:
+                parts[name] = self.loss.zero_loss()  # a mean over no pairs would be NaN
+        value: Tensor = self.reducer(parts, embeddings, labels)
         return {"loss": value.reshape(())}
-
-
-def _is_empty(part: dict[str, Any]) -> bool:
-    return isinstance(part["losses"], Tensor) and part["losses"].numel() == 0
-
-
-def _by_row(part: dict[str, Any], embeddings: Tensor) -> Tensor:
-    """The loss of each embedding; zero for those that the library left out."""
-    return embeddings.new_zeros(len(embeddings)).index_put((part["indices"],), part["losses"])
 
 
 def _module(name: str) -> Any:
@@ -137,60 +132,34 @@ def _module(name: str) -> Any:
 
 def _built(group: str, name: Any, arguments: Mapping[str, Any], sizes: Mapping[str, int]) -> Any:
     """The class called `name` in the library's `group`, built with these arguments and those sizes that it needs."""
-    kind = _kind(group, name)
-    if not isinstance(arguments, Mapping):
-        raise ConfigError(f"The arguments of {name} must be names with values, found {arguments!r}.")
-    accepted = _parameters(kind)
-    needed = {one: size for one, size in sizes.items() if one in accepted and accepted[one].default is _REQUIRED}
-    # What a base requires and the class does not take itself, it hands to that base.
-    own = inspect.signature(kind).parameters
-    free = [one for one in accepted if one not in needed and (one in own or accepted[one].default is not _REQUIRED)]
-    for unknown in arguments.keys() - set(free):
-        raise ConfigError(f"{name} takes no argument {unknown!r} here, only {', '.join(free)}.{_near(unknown, free)}")
-    with _told(f"{name} cannot be built with {dict(arguments)}"):
-        return kind(**arguments, **needed)
-
-
-def _kind(group: str, name: Any) -> type[Any]:
     module = _module(group)
     base = getattr(module, _BASES[group])
-    kinds = {
-        one: kind
-        for one, kind in vars(module).items()
-        if inspect.isclass(kind) and issubclass(kind, base) and kind is not base
-    }
-    if name not in kinds:
+    kinds = {key: kind for key, kind in vars(module).items() if inspect.isclass(kind) and issubclass(kind, base)}
+    if name not in kinds or kinds[name] is base:
+        near = difflib.get_close_matches(str(name), kinds, n=1, cutoff=0.5)
+        hint = f" Did you mean {near[0]}?" if near else ""
         role = "loss" if group == "losses" else "miner"
-        near = _near(str(name), sorted(kinds))
-        raise ConfigError(f"{role} must be the name of a class in {_LIBRARY}.{group}, found {name!r}.{near}")
-    return kinds[name]
+        raise ConfigError(f"{role} must be the name of a class in {_LIBRARY}.{group}, found {name!r}.{hint}")
+    required = _required_arguments(kinds[name])
+    with _one_sentence(f"{name} cannot be built with {arguments}"):
+        return kinds[name](**arguments, **{key: size for key, size in sizes.items() if key in required})
 
 
-def _parameters(kind: type[Any]) -> dict[str, inspect.Parameter]:
-    """What its constructor takes by name, including what it hands on to those of its bases."""
-    found: dict[str, inspect.Parameter] = {}
+def _required_arguments(kind: type[Any]) -> set[str]:
+    """Those of its constructor, including what it hands on to the constructors of its bases."""
+    required: dict[str, bool] = {}
     for base in kind.__mro__:
-        if "__init__" not in vars(base):
-            continue
-        _, *own = inspect.signature(vars(base)["__init__"]).parameters.values()
-        for one in own:
-            if one.kind not in {one.VAR_POSITIONAL, one.VAR_KEYWORD}:
-                found.setdefault(one.name, one)
-        if not any(one.kind is one.VAR_KEYWORD for one in own):
-            break
-    return found
-
-
-def _near(name: str, names: list[str]) -> str:
-    """A hint at those of `names` that `name` may stand for."""
-    lower = {one.lower(): one for one in names}
-    close = difflib.get_close_matches(name.lower(), lower, n=3)
-    near = [lower[one] for one in lower if name.lower() in one or one in close]
-    return f" Did you mean {' or '.join(near[:3])}?" if near else ""
+        if "__init__" in vars(base):
+            parameters = inspect.signature(vars(base)["__init__"]).parameters.values()
+            for parameter in parameters:
+                required.setdefault(parameter.name, parameter.default is parameter.empty)
+            if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+                break
+    return {name for name, is_required in required.items() if is_required}
 
 
 @contextmanager
-def _told(what: str) -> Iterator[None]:
+def _one_sentence(what: str) -> Iterator[None]:
     """What the library refuses, in one sentence."""
     try:
         yield

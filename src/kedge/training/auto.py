@@ -63,27 +63,28 @@ def overrides_for(source: Any, overrides: Sequence[str] = ()) -> list[str]:
     if not path.is_dir():
         raise DataError(f"{source} is neither a folder of images nor an .npz file.")
     dataset = ["dataset=folder", f"dataset.path={quoted(path)}"]
-    return [*dataset, *_choose(dataset, overrides), *overrides]
+    return [*dataset, *_joined(_choose(dataset, overrides)), *overrides]
 
 
 def _dataset_overrides(source: Any, overrides: Sequence[str]) -> list[str]:
     """A dataset is decoded into a file first, so that the run can be resumed and measured without the object."""
-    size, image, label = (_value(overrides, key) for key in _DATASET_KEYS)
+    named = _by_key(overrides)
+    size, image, label = (named.get(key) for key in _DATASET_KEYS)
     if size is not None and not size.isdecimal():
         raise ConfigError(f"dataset.size must be a whole number of pixels, found {size!r}.")
-    rest = _without(overrides, _DATASET_KEYS)
+    rest = [override for override in overrides if _by_key([override]).keys().isdisjoint(_DATASET_KEYS)]
     chosen = _choose(["dataset=stored", "dataset.path=later"], rest)
-    most = int(_value(chosen, "dataset.size") or _DEFAULT_SIZE)
+    most = int(chosen.pop("dataset.size", _DEFAULT_SIZE))
     path = keep_external(source, size=None if size is None else int(size), most=most, image=image, label=label)
-    return ["dataset=stored", f"dataset.path={quoted(path)}", *_without(chosen, _DATASET_KEYS), *rest]
+    return ["dataset=stored", f"dataset.path={quoted(path)}", *_joined(chosen), *rest]
 
 
-def _choose(dataset: Sequence[str], overrides: Sequence[str]) -> list[str]:
+def _choose(dataset: Sequence[str], overrides: Sequence[str]) -> dict[str, str]:
     """Recipe and encoder: a frozen encoder where there are weights for it, or one trained from scratch."""
-    has_recipe = any(_value(overrides, name) is not None for name in ("recipe", "experiment"))
-    if has_recipe or any(override.startswith("-") for override in overrides):
-        return []
-    weights = _value(overrides, "encoder.weights")
+    named = _by_key(overrides)
+    if named.keys() & {"recipe", "experiment"} or any(override.startswith("-") for override in overrides):
+        return {}
+    weights = named.get("encoder.weights")
     name = str(compose([*dataset, *overrides]).encoder.name)
     chosen = {"recipe": "head"}
     if weights is None:
@@ -97,25 +98,20 @@ def _choose(dataset: Sequence[str], overrides: Sequence[str]) -> list[str]:
             weights = "null"
     if weights != "null":
         # Images of the size that the weights were trained with, where they say so.
-        size = str(pretrained_cfg(name).get("input_size", (3, _DEFAULT_SIZE, _DEFAULT_SIZE))[-1])
-        if size != str(_DEFAULT_SIZE):
-            chosen |= {"dataset.size": size, "recipe.size": size}
+        size = pretrained_cfg(name).get("input_size", (3, _DEFAULT_SIZE, _DEFAULT_SIZE))[-1]
+        if size != _DEFAULT_SIZE:
+            chosen |= {"dataset.size": str(size), "recipe.size": str(size)}
     else:
         chosen = {} if torch.cuda.is_available() else {"encoder": "resnet10", "dataset.size": "128"}
         chosen |= {"encoder.weights": "null", "recipe": "kedge"}
         chosen |= {"recipe.batch_size": "64", "recipe.optimizer.lr": "0.1"}
-    return [f"{key}={value}" for key, value in chosen.items() if _value(overrides, key) is None]
+    return {key: value for key, value in chosen.items() if key not in named}
 
 
-def _value(overrides: Sequence[str], key: str) -> str | None:
-    """The user's value for `key`, if there is one."""
-    return next((value for name, value in map(_parts, overrides) if name == key), None)
+def _by_key(overrides: Sequence[str]) -> dict[str, str]:
+    parts = (override.lstrip("+").partition("=") for override in overrides)
+    return {key: value for key, _, value in parts}
 
 
-def _without(overrides: Sequence[str], keys: Sequence[str]) -> list[str]:
-    return [override for override in overrides if _parts(override)[0] not in keys]
-
-
-def _parts(override: str) -> tuple[str, str]:
-    name, _, value = override.lstrip("+").partition("=")
-    return name, value
+def _joined(chosen: dict[str, str]) -> list[str]:
+    return [f"{key}={value}" for key, value in chosen.items()]

@@ -58,8 +58,9 @@ class ModelCheckpoint:
         self.epochs_saved = 0
         """Epochs that the last checkpoint holds."""
         self._next_save = 0.0
-        self._best_weights: dict[str, Any] = {}
-        self._best_is_new = False
+        self._best_weights: dict[str, Tensor] = {}
+        self._best_epoch: int | None = None
+        """Of the weights that are still to be written."""
 
     def on_epoch_end(
         self, epoch: int, score: float | None, weights: dict[str, Tensor], state: Callable[[], dict[str, Any]]
@@ -68,32 +69,21 @@ class ModelCheckpoint:
         done, final = epoch + 1, epoch + 1 == self.epochs
         if self.keep_every and done % self.keep_every == 0:
             _save({"state_dict": weights, "epoch": epoch}, self.folder / KEPT.format(done))
-        if score is None:
-            is_best = final
-        else:  # of equals the later one, which has learned longer
-            is_best = self.best is None or score >= self.best
-            self.best = score if is_best else self.best
-        if is_best:
-            self._keep_best(epoch, weights)
+        if final if score is None else self.best is None or score >= self.best:
+            # Of equals the later one, which has learned longer. Copied on its device, in a few launches.
+            self.best, self._best_epoch = score, epoch
+            self._best_weights = self._best_weights or {name: value.clone() for name, value in weights.items()}
+            torch._foreach_copy_(list(self._best_weights.values()), list(weights.values()))
         started = time.monotonic()
         if not broadcast_object(final or started >= self._next_save):
             return
-        if self._best_is_new:
-            _save(self._best_weights, self.folder / BEST)
-            self._best_is_new = False
+        if self._best_epoch is not None:
+            _save({"state_dict": self._best_weights, "epoch": self._best_epoch}, self.folder / BEST)
+            self._best_epoch = None
         _save({"epoch": epoch, "best": self.best} | state(), self.folder / LAST)
         self.epochs_saved = done
         ended = time.monotonic()
         self._next_save = ended + (ended - started) / self.MAX_TIME_SHARE
-
-    def _keep_best(self, epoch: int, weights: dict[str, Tensor]) -> None:
-        """Copy the weights on their device, in a few launches."""
-        if self._best_weights:
-            torch._foreach_copy_(list(self._best_weights["state_dict"].values()), list(weights.values()))
-        else:
-            self._best_weights = {"state_dict": {name: value.clone() for name, value in weights.items()}}
-        self._best_weights["epoch"] = epoch
-        self._best_is_new = True
 
 
 def _save(checkpoint: dict[str, Any], path: Path) -> None:
@@ -132,7 +122,7 @@ def resume_hint(folder: Path, words: str) -> str:
 
 
 def interrupted(folder: Path, epochs_saved: int, epochs: int) -> Interrupted:
-    """The error of a run that was stopped, with the command that resumes it."""
+    """The error of a run that was stopped."""
     hint = resume_hint(folder, f"Stopped after {epochs_saved} of {epochs} epochs. Go on with:").strip()
     return Interrupted(hint or "Stopped before the first epoch ended: there is nothing to resume.")
 
@@ -146,9 +136,9 @@ def handle_signals(stop: threading.Event) -> Iterator[None]:
         signal.default_int_handler(number, frame)
 
     defaults = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
-    replaced = {}
-    if threading.current_thread() is threading.main_thread():  # no other thread may set handlers
-        replaced = {number: default for number, default in defaults.items() if signal.getsignal(number) is default}
+    replaced = {number: default for number, default in defaults.items() if signal.getsignal(number) is default}
+    if threading.current_thread() is not threading.main_thread():
+        replaced = {}  # no other thread may set handlers
     for number in replaced:
         signal.signal(number, handle)
     try:

@@ -41,19 +41,14 @@ class Bounds(NamedTuple):
     above: float = -math.inf
     below: float = math.inf
 
-    def check(self, name: str, value: float) -> None:
-        """Refuse a value outside, or NaN."""
-        if self.least <= value < self.below and value > self.above:
-            return
+    def __str__(self) -> str:
         limits = zip(("at least", "above", "below"), self, strict=True)
-        bounds = [f"{word} {bound:g}" for word, bound in limits if math.isfinite(bound)]
-        raise ConfigError(f"{name} must be {' and '.join(bounds) or 'finite'}, found {value}.")
+        return " and ".join(f"{word} {bound:g}" for word, bound in limits if math.isfinite(bound))
 
 
 Positive = Annotated[float, Bounds(above=0)]
 NonNegative = Annotated[float, Bounds(least=0)]
 Share = Annotated[float, Bounds(least=0, below=1)]
-"""At least 0 and below 1."""
 InnerShare = Annotated[float, Bounds(above=0, below=1)]
 Count = Annotated[int, Bounds(least=1)]
 Index = Annotated[int, Bounds(least=0)]
@@ -243,27 +238,24 @@ def _checked(kind: type[T], node: Any, name: str) -> T:
 
 
 def _typed(kind: Any, value: Any, name: str) -> Any:
-    """`value`, if it is of the annotated type, one of its literals and within its bounds."""
-    is_union = get_origin(kind) not in (None, Annotated, Literal)
-    options = get_args(kind) if is_union else (kind,)
+    """`value`, if it is of the annotated type (or of one of several), one of its literals and within its bounds."""
+    options = get_args(kind) if get_origin(kind) not in (None, Annotated, Literal) else (kind,)
     if is_dataclass(options[0]):
         return None if value is None and type(None) in options else _checked(options[0], value, name)  # type: ignore[arg-type]
-    types = tuple(_plain_type(option) for option in options)
-    if float in types and isinstance(value, int) and not isinstance(value, bool):
+    # The plain type behind `Annotated` or `Literal`.
+    by_type = {
+        str if get_origin(option) is Literal else get_args(option)[0] if get_args(option) else option: option
+        for option in options
+    }
+    if type(value) is int and float in by_type:
         value = float(value)
-    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-        expected = " or ".join(_TYPE_NAMES[option] for option in types)
-        raise ConfigError(f"{name} must be {expected}, found {value!r}.")
-    option = options[types.index(type(value))]
-    if get_origin(option) is Annotated:
-        option.__metadata__[0].check(name, value)
+    if type(value) not in by_type:
+        raise ConfigError(f"{name} must be {' or '.join(_TYPE_NAMES[option] for option in by_type)}, found {value!r}.")
+    option = by_type[type(value)]
     if get_origin(option) is Literal and value not in get_args(option):
         raise ConfigError(f"{name} must be one of {', '.join(get_args(option))}, found {value!r}.")
+    if get_origin(option) is Annotated:
+        bounds = option.__metadata__[0]
+        if not (bounds.least <= value < bounds.below and value > bounds.above):  # also where it is NaN
+            raise ConfigError(f"{name} must be {bounds}, found {value}.")
     return value
-
-
-def _plain_type(kind: Any) -> type:
-    """The type behind `Annotated` or `Literal`."""
-    if get_origin(kind) is Literal:
-        return str
-    return get_args(kind)[0] if get_origin(kind) is Annotated else kind  # type: ignore[no-any-return]

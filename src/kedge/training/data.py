@@ -39,15 +39,15 @@ _EMBED_BATCH = 64
 
 
 class Examples(Protocol):
-    """Inputs with labels that can be fetched a batch at a time: `Pictures` or `Features`."""
+    """Inputs with labels that can be fetched a batch at a time: `ImageSplit` or `DeviceDataset`."""
 
     def __len__(self) -> int: ...
     def __getitems__(self, indices: Sequence[int]) -> Batch: ...
 
 
 @dataclass(frozen=True)
-class Features:
-    """Inputs that are tensors already, such as the outputs of a frozen encoder in place of images."""
+class DeviceDataset:
+    """Examples that live on a device, and whose batches are put together there: images, or features in their place."""
 
     values: Tensor
     labels: Tensor
@@ -59,9 +59,10 @@ class Features:
         rows = torch.as_tensor(indices, device=self.values.device)
         return self.values[rows], self.labels[rows]
 
-
-class DeviceDataset(Features):
-    """Examples that live on a device, and whose batches are put together there."""
+    def batches(self, rows: Tensor, size: int) -> Iterator[Batch]:
+        """The examples of these rows, in their order."""
+        for part in torch.split(rows.to(self.values.device), size):
+            yield self.__getitems__(part)
 
     @classmethod
     def copy_of(cls, examples: Examples, device: torch.device) -> DeviceDataset:
@@ -90,9 +91,6 @@ class EpochSampler(Sampler[int]):
     def __init__(self, size: int, seed: int, batch_size: int, layout: Layout) -> None:
         self.size, self.seed, self.epoch = size, seed, 0
         self.batch_size, self.layout = batch_size, layout
-
-    def __len__(self) -> int:
-        return self.size // self.batch_size * (self.batch_size // self.layout.processes)
 
     def permutation(self) -> Tensor:
         """This epoch's rows."""
@@ -137,7 +135,7 @@ class TrainingData:
         """Shuffled batches of one size."""
         self._sampler.epoch = epoch
         if isinstance(self.train, DeviceDataset):
-            return _device_batches(self.train, self._sampler.permutation(), self.batch_size)
+            return self.train.batches(self._sampler.permutation(), self.batch_size)
         return self._loader("train", self.train, self._sampler, self.batch_size)
 
     def query_batches(self) -> Iterable[Batch]:
@@ -156,7 +154,7 @@ class TrainingData:
         if isinstance(examples, DeviceDataset):
             # Made there: to copy the rows would be to wait for all the device still has to do.
             device = examples.values.device
-            return _device_batches(examples, torch.arange(rows.start, rows.stop, rows.step, device=device), size)
+            return examples.batches(torch.arange(rows.start, rows.stop, rows.step, device=device), size)
         return self._loader(name, examples, rows, size)
 
     def _loader(self, name: str, examples: Examples, rows: EpochSampler | range, size: int) -> DataLoader[Any]:
@@ -172,18 +170,13 @@ class TrainingData:
         return self._loaders[name]
 
 
-def _device_batches(examples: DeviceDataset, rows: Tensor, size: int) -> Iterator[Batch]:
-    for batch in torch.split(rows.to(examples.values.device), size):
-        yield examples.__getitems__(batch)
-
-
 def _identity(batch: Batch) -> Batch:
     return batch
 
 
 def cached_features(
     path: Path, images: ImageSplit, encoder: Encoder, preprocessing: Preprocessing, device: torch.device
-) -> Features:
+) -> DeviceDataset:
     """Outputs of a frozen encoder, as the head will see them: read from `path` if they are there, or computed.
 
     Several processes compute a share each; rank 0 writes.
@@ -205,7 +198,7 @@ def cached_features(
             path.parent.mkdir(exist_ok=True)
             with atomic_write(path) as stream:
                 stream.write(save({"features": values}))
-    return Features(values, torch.from_numpy(images.labels))
+    return DeviceDataset(values, torch.from_numpy(images.labels))
 
 
 def class_means(embed: Callable[[Tensor], Tensor], images: ImageSplit, classes: int) -> Tensor:

@@ -1,32 +1,109 @@
-"""Loggers of metrics besides history.csv: TensorBoard, Weights & Biases, MLflow, CSV; one or several."""
+"""Where a run's numbers go: history.csv and the console; on request TensorBoard, Weights & Biases, MLflow, CSV."""
 
 from __future__ import annotations
 
 import csv
+import io
 import json
 import logging
 import os
 import secrets
+import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger
 from omegaconf import OmegaConf
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from kedge.config.compose import CONFIG
 from kedge.deps import missing_extra
+from kedge.distributed import is_rank_zero
 from kedge.encoders.network import reach
 from kedge.errors import ConfigError
 from kedge.io import atomic_write
-from kedge.training.config import CSV, Loggers, MLflow, TensorBoard, WandB
+from kedge.training.config import Loggers, MLflow, WandB
 
-__all__ = ["MetricsLogger", "check_loggers", "open_loggers"]
+__all__ = ["History", "MetricsLogger", "TrainingProgress", "check_loggers", "open_loggers"]
 
 _IDS = "loggers.json"
 """The file in a run's folder with the ids under which loggers know the run, so that a resumed run continues there."""
 _REACH_SECONDS = 5.0
+
+
+class History:
+    """history.csv, one row per finished epoch, written by rank 0."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rows: list[dict[str, str]] = []
+        """Part of the checkpoint: the file may be behind it, or ahead."""
+
+    def append(self, row: dict[str, Any]) -> None:
+        """Add the row of an epoch."""
+        self.rows.append({name: str(value) for name, value in row.items()})
+        if not is_rank_zero():
+            return
+        table = io.StringIO(newline="")
+        writer = csv.DictWriter(table, list(dict.fromkeys(name for row in self.rows for name in row)))
+        writer.writeheader()
+        writer.writerows(self.rows)
+        # A checkpoint holds the rows too: there is no need to wait for the disk.
+        with atomic_write(self.path, at_once=False) as stream:
+            stream.write(table.getvalue().encode())
+
+
+class TrainingProgress:
+    """One bar for the whole run with the loss's components, the metrics of held-out images and the time left.
+
+    Where the output is no terminal, a line per epoch instead.
+    """
+
+    REFRESH_SECONDS = 0.5
+    """Between two reads of the device's numbers: a read waits for the device."""
+
+    def __init__(self, console: Console, *, epochs: int, total_steps: int) -> None:
+        self.console, self.epochs = console, epochs
+        self.has_bar = console.is_terminal and not console.quiet
+        left = TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[numbers]}")
+        columns = TextColumn("[bold]{task.description}"), BarColumn(bar_width=24), TimeElapsedColumn(), *left
+        self._bar = Progress(*columns, console=console)
+        self._task = self._bar.add_task("training", total=total_steps, numbers="")
+        self._last_read = 0.0
+        self._metrics = ""
+
+    def start(self, step: int) -> None:
+        """Open the bar."""
+        if self.has_bar:
+            self._bar.reset(self._task, completed=step)
+            self._bar.start()
+
+    def stop(self) -> None:
+        """Close the bar."""
+        if self.has_bar:
+            self._bar.stop()
+
+    def on_step(self, epoch: int, step: int, losses: Callable[[], dict[str, float]]) -> None:
+        """Move the bar, now and then with fresh numbers."""
+        if self.has_bar and time.monotonic() - self._last_read >= self.REFRESH_SECONDS:
+            self._last_read = time.monotonic()
+            self._show(epoch, step, losses())
+
+    def on_epoch_end(self, epoch: int, step: int, losses: dict[str, float], metrics: dict[str, float]) -> None:
+        """Show the epoch's numbers; `metrics` are those of held-out images, if the epoch was validated."""
+        if metrics or not self.has_bar:
+            self._metrics = "".join(f"  {name} {value:.3f}" for name, value in metrics.items())
+        self._show(epoch, step, losses)
+
+    def _show(self, epoch: int, step: int, losses: dict[str, float]) -> None:
+        numbers = "  ".join(f"{name} {value:.3g}" for name, value in losses.items()) + self._metrics
+        description = f"epoch {epoch + 1}/{self.epochs}"
+        if self.has_bar:
+            self._bar.update(self._task, completed=step, description=description, numbers=numbers)
+        else:
+            self.console.print(f"{description}  {numbers}")
 
 
 class MetricsLogger(Protocol):
@@ -62,14 +139,15 @@ def open_loggers(loggers: Loggers, folder: Path) -> list[MetricsLogger]:
     check_loggers(loggers)
     ids: dict[str, str] = json.loads((folder / _IDS).read_text()) if (folder / _IDS).exists() else {}
     opened: list[MetricsLogger] = []
-    for name, make in _MAKERS.items():
+    for name in ("tensorboard", "wandb", "mlflow", "csv"):
         options = getattr(loggers, name)
         if options is None or (name == "tensorboard" and find_spec(name) is None):
             continue
         try:
-            logger, run_id = make(options, folder, ids.get(name))
+            logger, run_id = _open_logger(name, options, folder, ids.get(name))
             if name not in ids:
-                logger.log_hyperparams(_hyperparameters(folder))
+                config: Any = OmegaConf.to_container(OmegaConf.load(folder / CONFIG), resolve=True)
+                logger.log_hyperparams({group: values for group, values in config.items() if group != "logger"})
         except ModuleNotFoundError as error:
             raise missing_extra(error.name or name, extra=name, purpose=f"logger={name}") from error
         except Exception as error:  # each library has errors of its own
@@ -83,39 +161,81 @@ def open_loggers(loggers: Loggers, folder: Path) -> list[MetricsLogger]:
     return opened
 
 
-class _CSVTable:
+def _open_logger(name: str, options: Any, folder: Path, run_id: str | None) -> tuple[MetricsLogger, str]:
+    """The logger, and the id under which it knows the run."""
+    # Lightning takes seconds to import, and refusals should not wait for it.
+    if name == "tensorboard":
+        from lightning.pytorch.loggers import TensorBoardLogger
+
+        return TensorBoardLogger(folder, name="", version=name, default_hp_metric=False), name
+    if name == "csv":
+        return _CSVTable(folder / "csv" / "metrics.csv"), name
+    if name == "wandb":
+        return _WandbRun.open(options, folder, run_id)
+    from lightning.pytorch.loggers import MLFlowLogger
+
+    for library, level in (("lightning.pytorch.loggers.mlflow", logging.ERROR), ("mlflow.store.db", logging.WARNING)):
+        logging.getLogger(library).setLevel(level)  # that something is made where nothing was
+    logger = MLFlowLogger(
+        experiment_name=options.experiment,
+        run_name=options.name or folder.resolve().name,
+        tracking_uri=_mlflow_address(options),
+        run_id=run_id,
+    )
+    if run_id is not None:
+        logger.experiment.update_run(run_id, status="RUNNING")
+    return logger, str(logger.run_id)
+
+
+class _CSVTable(History):
     """csv/metrics.csv, which a resumed run continues."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.rows = path, []
+        super().__init__(path)
         path.parent.mkdir(exist_ok=True)
         if path.is_file():
             with path.open(newline="") as stream:
                 self.rows = list(csv.DictReader(stream))
 
-    def log_hyperparams(self, params: dict[str, Any]) -> None:
-        """The run's config.yaml has them."""
-
     def log_metrics(self, metrics: dict[str, float], step: int) -> None:
         """Write the table with one more row."""
         self.rows = [row for row in self.rows if int(row["step"]) < step]
-        self.rows.append({"step": str(step)} | {name: str(value) for name, value in metrics.items()})
-        with self.path.open("w", newline="") as stream:
-            writer = csv.DictWriter(stream, list(dict.fromkeys(name for row in self.rows for name in row)))
-            writer.writeheader()
-            writer.writerows(self.rows)
+        self.append({"step": step} | metrics)
+
+    def log_hyperparams(self, params: dict[str, Any]) -> None:
+        """The run's config.yaml has them."""
 
     def finalize(self, status: str) -> None:
         """Nothing is left to write."""
 
 
-class _WandbRun:
+class _WandbRun(MetricsLogger):
     """A run of Weights & Biases that ends with training: the next one of this process, as in a sweep, is another."""
 
     def __init__(self, run: Any) -> None:
         self.run = run
         run.define_metric("epoch")
         run.define_metric("*", step_metric="epoch", step_sync=True)
+
+    @classmethod
+    def open(cls, options: WandB, folder: Path, run_id: str | None) -> tuple[_WandbRun, str]:
+        """A new run, or the one called `run_id` again."""
+        import wandb
+
+        run_id = run_id or secrets.token_hex(4)
+        run = wandb.init(
+            project=options.project,
+            name=options.name or folder.resolve().name,
+            entity=options.entity,
+            group=options.group,
+            mode=options.mode,
+            dir=folder,
+            id=run_id,
+            resume="allow" if _is_online(options) else None,
+            reinit="create_new",  # the caller may have a run of their own
+            settings=wandb.Settings(console="off", quiet=True),
+        )
+        return cls(run), run_id
 
     def log_hyperparams(self, params: dict[str, Any]) -> None:
         """As the run's config."""
@@ -128,63 +248,6 @@ class _WandbRun:
     def finalize(self, status: str) -> None:
         """Close the run."""
         self.run.finish(exit_code=0 if status == "success" else 1)
-
-
-def _tensorboard(options: TensorBoard, folder: Path, run_id: str | None) -> tuple[MetricsLogger, str]:
-    del options, run_id
-    return TensorBoardLogger(folder, name="", version="tensorboard", default_hp_metric=False), "tensorboard"
-
-
-def _csv(options: CSV, folder: Path, run_id: str | None) -> tuple[MetricsLogger, str]:
-    del options, run_id
-    return _CSVTable(folder / "csv" / "metrics.csv"), "csv"
-
-
-def _wandb(options: WandB, folder: Path, run_id: str | None) -> tuple[MetricsLogger, str]:
-    import wandb
-
-    run_id = run_id or secrets.token_hex(4)
-    run = wandb.init(
-        project=options.project,
-        name=options.name or folder.resolve().name,
-        entity=options.entity,
-        group=options.group,
-        mode=options.mode,
-        dir=folder,
-        id=run_id,
-        resume="allow" if _is_online(options) else None,
-        reinit="create_new",  # the caller may have a run of their own
-        settings=wandb.Settings(console="off", quiet=True),
-    )
-    return _WandbRun(run), run_id
-
-
-def _mlflow(options: MLflow, folder: Path, run_id: str | None) -> tuple[MetricsLogger, str]:
-    for name, level in (("lightning.pytorch.loggers.mlflow", logging.ERROR), ("mlflow.store.db", logging.WARNING)):
-        logging.getLogger(name).setLevel(level)  # that something is made where nothing was
-    logger = MLFlowLogger(
-        experiment_name=options.experiment,
-        run_name=options.name or folder.resolve().name,
-        tracking_uri=_mlflow_address(options),
-        run_id=run_id,
-    )
-    if run_id is not None:
-        logger.experiment.update_run(run_id, status="RUNNING")
-    return logger, str(logger.run_id)
-
-
-_MAKERS: dict[str, Callable[[Any, Path, str | None], tuple[MetricsLogger, str]]] = {
-    "tensorboard": _tensorboard,
-    "wandb": _wandb,
-    "mlflow": _mlflow,
-    "csv": _csv,
-}
-
-
-def _hyperparameters(folder: Path) -> dict[str, Any]:
-    """The run's configuration, but for its loggers."""
-    values: Any = OmegaConf.to_container(OmegaConf.load(folder / CONFIG), resolve=True)
-    return {name: value for name, value in values.items() if name != "logger"}
 
 
 def _is_online(options: WandB) -> bool:

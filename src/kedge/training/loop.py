@@ -9,10 +9,9 @@ import time
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning.fabric import Fabric
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
 
@@ -25,13 +24,15 @@ from kedge.metrics import rank_relevant
 from kedge.training.checkpoint import ModelCheckpoint, handle_signals, interrupted, load_checkpoint
 from kedge.training.config import Settings
 from kedge.training.data import Batch, TrainingData
-from kedge.training.loggers import MetricsLogger
+from kedge.training.loggers import History, MetricsLogger, TrainingProgress
 from kedge.training.optimizer import build_optimizer, build_scheduler
 from kedge.training.parallel import Layout, average_batch_statistics
-from kedge.training.progress import EpochMeans, History, TrainingProgress
 from kedge.training.rng import derive_seed
 from kedge.training.sam_ema import EMA, SAM
-from kedge.training.step import Draws, Outcome, Step
+from kedge.training.step import Draws, EpochMeans, Outcome, Step
+
+if TYPE_CHECKING:
+    from lightning.fabric import Fabric
 
 __all__ = ["TrainingLoop"]
 
@@ -57,9 +58,8 @@ class TrainingLoop:
         bounded: bool,
         loggers: list[MetricsLogger],
     ) -> None:
-        self.step, self.data, self.settings = step, data, settings
+        self.step, self.data, self.settings, self.recipe = step, data, settings, settings.recipe
         self.fabric, self.layout, self.folder, self.loggers = fabric, layout, folder, loggers
-        self.recipe, self.bounded = settings.recipe, bounded
         self.predicts_classes = type(step.loss).predict is not RetrievalLoss.predict
         self.target = "train/loss"
         """The metric that a plateau schedule watches."""
@@ -92,7 +92,6 @@ class TrainingLoop:
         self.stop = threading.Event()
         self._losses = EpochMeans(step.loss.name)
         self._generator = torch.Generator(fabric.device)
-        self._drawn: Draws | None = None
         self._warned_idle = False
         self._clock = 0.0
 
@@ -168,9 +167,15 @@ class TrainingLoop:
             if self.stop.is_set():  # the KeyboardInterrupt may have fallen where exceptions are ignored
                 raise KeyboardInterrupt
             inputs, labels = self.fabric.to_device(batch)
-            is_last = (index + 1) % accumulate == 0
+            turn = index % accumulate
+            if turn == 0:
+                # For the global batch, the same on every rank.
+                drawn = self.step.draw(inputs, self._generator, self.layout.parts)
+            start = (self.layout.rank * accumulate + turn) * len(inputs)
+            draws = drawn if self.layout.parts == 1 else drawn.rows(start, start + len(inputs))
+            is_last = turn == accumulate - 1
             with self.fabric.no_backward_sync(self.model, enabled=not is_last):
-                loss = self.forward(inputs, labels, self._draw(inputs, index % accumulate))
+                loss = self.forward(inputs, labels, draws)
                 self.fabric.backward(loss * self.backbone_lr_mult / accumulate)
             self.sam.restore()
             if is_last:
@@ -182,33 +187,17 @@ class TrainingLoop:
         """The loss whose gradient the step follows."""
         if self.global_step < self._sam_start or not self.sam.weights:
             outcome: Outcome = self.model(inputs, labels, draws)
-            self._count(outcome)
+            self._losses.add(outcome)
             return outcome.loss
         # Not through DDP: this gradient is averaged here, and backward comes after the second forward.
         with self.fabric.autocast():
             outcome = self.step(inputs, labels, draws)
-        self._count(outcome)
+        self._losses.add(outcome)
         gradients = torch.autograd.grad(outcome.loss, self.sam.weights, allow_unused=True)
         all_reduce_mean_([gradient for gradient in gradients if gradient is not None])
         self.sam.perturb(gradients)
         perturbed: Outcome = self.model(inputs, labels, draws)
         return perturbed.loss
-
-    def _count(self, outcome: Outcome) -> None:
-        self._losses.add(outcome)
-        if self._checks_at_once and not torch.isfinite(outcome.loss):
-            raise self._not_finite()
-
-    def _draw(self, inputs: Tensor, turn: int) -> Draws:
-        """The random numbers of these images: drawn for the global batch, the same on every rank."""
-        parts = self.layout.parts
-        if turn == 0:
-            self._drawn = self.step.draw(inputs, self._generator, parts)
-        assert self._drawn is not None
-        if parts == 1:
-            return self._drawn
-        start = (self.layout.rank * self.layout.accumulate + turn) * len(inputs)
-        return self._drawn.rows(start, start + len(inputs))
 
     def optimizer_step(self) -> None:
         """Update weights, rate and average."""
@@ -228,22 +217,17 @@ class TrainingLoop:
         # The weights too: the last step of an epoch may break them without breaking a loss that was computed.
         weights = [value for value in self.step.state_dict().values() if value.is_floating_point()]
         is_finite = torch.stack(torch._foreach_norm(weights)).isfinite().all()
-        anchors = getattr(self.step.loss, "anchors", None)
-        if isinstance(anchors, Tensor):
-            spread = (anchors.detach() - anchors.detach().mean(0)).square().sum(1).mean()
-        # All of that was launched before the first read, which waits for the device.
-        losses = self._losses.read()
-        if not all(map(math.isfinite, losses.values())) or not is_finite:
+        # Launched before the first read, which waits for the device.
+        means, losses = self._losses.read(), self._losses.shown()
+        if not all(map(math.isfinite, means.values())) or not is_finite:
             raise self._not_finite()
-        if isinstance(anchors, Tensor):
-            self._warn_if_idle(losses["_spread"], float(spread))
-        shown = self._losses.shown()
-        metrics_and_losses = metrics | {f"train/{name}": value for name, value in shown.items()}
+        self._warn_if_idle(means["_spread"])
+        metrics_and_losses = metrics | {f"train/{name}": value for name, value in losses.items()}
         row = {"epoch": self.epoch + 1, "step": self.global_step, "seconds": round(time.monotonic() - self._clock, 2)}
         row |= {"lr": self.optimizer.param_groups[0]["lr"]} | metrics_and_losses
         self.history.append(row)
         self._clock = time.monotonic()
-        self.progress.on_epoch_end(self.epoch, self.global_step, shown, metrics)
+        self.progress.on_epoch_end(self.epoch, self.global_step, losses, metrics)
         for logger in self.loggers:
             logger.log_metrics(metrics_and_losses, self.epoch + 1)
         if isinstance(self.scheduler, ReduceLROnPlateau):
@@ -277,10 +261,7 @@ class TrainingLoop:
         loss = self.step.loss
         for batch in batches:
             inputs, labels = self.fabric.to_device(batch)
-            outputs = in_full_precision(self.step.embed_plain(inputs))
-            if self._checks_at_once and not outputs.isfinite().all():
-                raise self._not_finite()
-            embeddings = loss.embed(outputs)
+            embeddings = loss.embed(in_full_precision(self.step.embed_plain(inputs)))
             predicted = loss.predict(embeddings) if predict else labels[:0]
             if predicted is None:
                 raise TypeError(f"{type(loss).__name__}.predict returned nothing.")
@@ -292,11 +273,6 @@ class TrainingLoop:
 
     # ------------------------------------------------------------------ what may go wrong
 
-    @property
-    def _checks_at_once(self) -> bool:
-        """Whether to read a value costs no waiting, and no other rank waits for us: else an epoch's end checks it."""
-        return self.fabric.device.type == "cpu" and self.layout.processes == 1
-
     def _not_finite(self) -> TrainingError:
         saved = self.checkpoint.epochs_saved
         kept = f"; the checkpoint of epoch {saved} is kept" if saved else ""
@@ -305,21 +281,19 @@ class TrainingLoop:
             f"recipe.optimizer.lr (now {self.recipe.optimizer.lr:g}) and start again."
         )
 
-    def _warn_if_idle(self, spread: float, anchor_spread: float) -> None:
+    def _warn_if_idle(self, spread: float) -> None:
         """Warn when the embeddings sit near the mean of the anchors (most of training must not pass like that)."""
-        epoch, epochs = self.epoch + 1, self.recipe.epochs
-        if self._warned_idle or not is_rank_zero() or epoch < max(2, round(epochs / 10)):
+        epoch, epochs, anchors = self.epoch + 1, self.recipe.epochs, getattr(self.step.loss, "anchors", None)
+        if self._warned_idle or epoch < max(2, round(epochs / 10)) or not isinstance(anchors, Tensor):
             return
+        anchor_spread = float((anchors.detach() - anchors.detach().mean(0)).square().sum(1).mean())
         share = spread / anchor_spread if anchor_spread > 0 else 1.0
-        if share < min(_MAX_IDLE, _IDLE * epoch / epochs):
-            self._warned_idle = True
-            advice = f"Use loss.discriminate=16{'' if self.bounded else ' or encoder.head=bounded'}, "
-            if getattr(self.step.loss, "discriminate", 0):
-                advice = "Train for longer, "
+        self._warned_idle = share < min(_MAX_IDLE, _IDLE * epoch / epochs)
+        if self._warned_idle and is_rank_zero():
             warnings.warn(
-                f"After {epoch} of {epochs} epochs the embeddings still sit at the mean of the anchors "
-                f"(their spread is {share:.1%} of the anchors'): the encoder is hardly learning. "
-                f"{advice}lower recipe.optimizer.lr (now {self.recipe.optimizer.lr:g}), "
-                "or check that the labels fit the images.",
+                f"After {epoch} of {epochs} epochs the embeddings still sit at the mean of the anchors (their spread "
+                f"is {share:.1%} of the anchors'): the encoder is hardly learning. Train for longer, lower "
+                f"recipe.optimizer.lr (now {self.recipe.optimizer.lr:g}), use loss.discriminate=16, or check that the "
+                "labels fit the images.",
                 stacklevel=2,
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -15,9 +15,8 @@ __all__ = ["Scheduler", "build_optimizer", "build_scheduler"]
 
 Scheduler = OneCycleLR | ReduceLROnPlateau | None
 
-_START = 1 / 25
-_MIN_FINAL = 4e-6
-"""OneCycleLR divides by the last rate."""
+_START, _MIN_FINAL = 1 / 25, 4e-6
+"""First and smallest last rate of one cycle, as shares of the highest: OneCycleLR divides by the last rate."""
 
 
 def build_optimizer(
@@ -63,7 +62,6 @@ def build_scheduler(
         )
     if schedule.name == "plateau":
         patience = schedule.patience_few_shot if few_shot else schedule.patience
-        return ReduceLROnPlateau(
-            optimizer, mode="max" if maximize else "min", factor=schedule.factor, patience=patience
-        )
+        mode: Literal["min", "max"] = "max" if maximize else "min"
+        return ReduceLROnPlateau(optimizer, mode=mode, factor=schedule.factor, patience=patience)
     return None

@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
-from lightning.fabric import Fabric, seed_everything
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
@@ -30,11 +31,13 @@ from kedge.model.io import described
 from kedge.training.checkpoint import BEST, KEPT, LAST, wrap_os_errors
 from kedge.training.config import Settings
 from kedge.training.data import DeviceDataset, Examples, TrainingData, cached_features, class_means, fits_on
-from kedge.training.launch import launch
 from kedge.training.loggers import check_loggers, open_loggers
 from kedge.training.loop import TrainingLoop
-from kedge.training.parallel import SINGLE_PROCESS, Layout, device_of, layout_of, make_fabric, precision_on
+from kedge.training.parallel import SINGLE_PROCESS, Layout, device_of, launch, layout_of, make_fabric, precision_on
 from kedge.training.step import Step, compile_step
+
+if TYPE_CHECKING:
+    from lightning.fabric import Fabric
 
 __all__ = ["kept_epochs", "resume_run", "run_here", "start_run"]
 
@@ -63,10 +66,16 @@ def resume_run(folder: Path, overrides: Sequence[str] = (), *, trust: bool = Fal
 
 
 def kept_epochs(folder: Path, *, trust: bool = False) -> Iterator[tuple[int, Model]]:
-    """The models of those epochs that `trainer.keep_every` kept, with their numbers; `trust` as in `resume_run`."""
+    """The models of those epochs that `trainer.keep_every` kept, with their numbers; `trust` as in `resume_run`.
+
+    In their order; each is gone when the next is asked for.
+    """
     config = load_config(folder / CONFIG, trust=trust)
     with wrap_os_errors(folder):
-        yield from _reopen(config, folder, SINGLE_PROCESS).kept()
+        run = _Run(config, folder, SINGLE_PROCESS, resume=True)
+        step = run.make_step()
+        for path in sorted(folder.glob(KEPT.format(0).replace("0000", "*"))):
+            yield int(path.stem.partition("-")[2]), run.make_model(path, step).to(run.device)
 
 
 def _run(config: Any, folder: Path, *, resume: bool) -> Model:
@@ -85,11 +94,16 @@ def run_here(config: DictConfig, folder: Path, layout: Layout, *, resume: bool) 
     """Train in this process, alone or as one rank of several; returns the run's folder (rank 0's) and the model."""
     init_process_group(device_of(config.trainer.accelerator).type)
     stderr().quiet = not is_rank_zero()
-    folder = _broadcast_folder(folder)
+    # Under torchrun, a name with the time in it may differ from process to process.
+    shared = Path(broadcast_object(str(folder.resolve())))
+    if shared != folder.resolve():
+        with contextlib.suppress(OSError):
+            folder.rmdir()  # empty, as Hydra made it
+        folder = shared
     _check_folder(folder, resume)
     with wrap_os_errors(folder):
         with rank_zero_first():
-            run = _reopen(config, folder, layout) if resume else _Run(config, folder, layout)
+            run = _Run(config, folder, layout, resume=resume)
         if not resume and is_rank_zero():
             # Only now: what cannot be started leaves no folder behind.
             folder.mkdir(parents=True, exist_ok=True)
@@ -99,59 +113,46 @@ def run_here(config: DictConfig, folder: Path, layout: Layout, *, resume: bool) 
         return folder, run.train(resume=resume)
 
 
-def _broadcast_folder(folder: Path) -> Path:
-    """Rank 0's folder: under torchrun, a name with the time in it may differ from process to process."""
-    shared = Path(broadcast_object(str(folder.resolve())))
-    if shared == folder.resolve():
-        return folder
-    with contextlib.suppress(OSError):
-        folder.rmdir()  # empty, as Hydra made it
-    return shared
-
-
 def _check_folder(folder: Path, resume: bool) -> None:
     if not resume and broadcast_object((folder / CONFIG).exists()):
         raise ConfigError(f"{folder} already holds a run: resume it with kedge train --resume {folder}.")
 
 
-def _reopen(config: DictConfig, folder: Path, layout: Layout) -> _Run:
-    run = _Run(config, folder, layout)
-    dataset = json.loads((folder / DATASET).read_text())
-    if run.dataset.fingerprint() != dataset["fingerprint"]:
-        raise DataError(f"{dataset['name']} has changed since {folder} was started: train anew.")
-    return run
-
-
 class _Run:
     """The parts of a run, built from its configuration."""
 
-    def __init__(self, config: DictConfig, folder: Path, layout: Layout) -> None:
+    def __init__(self, config: DictConfig, folder: Path, layout: Layout, *, resume: bool) -> None:
         self.config, self.folder, self.layout = config, folder, layout
         self.settings = Settings.from_config(config)
-        self.recipe, self.split = self.settings.recipe, self.settings.split
+        self.recipe, split = self.settings.recipe, self.settings.split
         self.device = device_of(self.settings.trainer.accelerator)
         precision = precision_on(self.device, self.settings.trainer.precision)
         self.dtype = torch.float64 if precision == "64-true" else torch.float32
-        seed_everything(self.settings.seed, verbose=False)
+        random.seed(self.settings.seed)
+        np.random.seed(self.settings.seed)
+        torch.manual_seed(self.settings.seed)
         # Warnings of its loader are for rank 0 to print.
         with contextlib.nullcontext() if is_rank_zero() else contextlib.redirect_stderr(None):
             self.dataset: Dataset = build_dataset(config.dataset)
-        self.images, self.held_out = train_val_split(
-            self.dataset.train, self.split.holdout, self.split.shots, self.split.seed
-        )
-        published = self._published.get("input_size") if self.recipe.freeze else None
-        size = self.recipe.size or (published[-1] if published else min(self.dataset.train.size))
+        self.images, self.held_out = train_val_split(self.dataset.train, split.holdout, split.shots, split.seed)
+        input_size = self._pretrained.get("input_size") if self.recipe.freeze else None
+        size = self.recipe.size or (input_size[-1] if input_size else min(self.dataset.train.size))
         self.encoder, self.loss = self._network(size)
         self.preprocessing = self._preprocessing(size)
         # Convolutions on a GPU are faster with channels last.
         self.memory_format = torch.channels_last if self.device.type == "cuda" else torch.contiguous_format
         self.encoder.to(memory_format=self.memory_format)
+        if resume:
+            started = json.loads((folder / DATASET).read_text())
+            if self.dataset.fingerprint() != started["fingerprint"]:
+                raise DataError(f"{started['name']} has changed since {folder} was started: train anew.")
 
     def train(self, *, resume: bool = False) -> Model:
         """Fit, then save the best epoch as a model."""
-        self._report()
+        if is_rank_zero():
+            self._report()
         data = self._data()
-        step = self._step()
+        step = self.make_step()
         if not any(parameter.requires_grad for parameter in step.parameters()):
             raise ConfigError("Nothing is left to train: with a frozen encoder this loss needs encoder.head=linear.")
         # A batch without a pair leaves some parameters of the loss unused, such as proxies.
@@ -159,8 +160,7 @@ class _Run:
         fabric = make_fabric(self.settings, self.layout, self.device, find_unused_parameters=unused)
         if self.settings.trainer.sync_batchnorm and self.layout.processes > 1 and self.device.type == "cuda":
             nn.SyncBatchNorm.convert_sync_batchnorm(step)  # type: ignore[no-untyped-call]
-        if self._compiles:
-            self._compile(step, fabric, data)
+        self._compile(step, fabric, data)
         loop = TrainingLoop(
             step,
             data,
@@ -177,19 +177,12 @@ class _Run:
         loop.fit()
         with rank_zero_first():
             if is_rank_zero():
-                model = self._model(self.folder / BEST, step)
+                model = self.make_model(self.folder / BEST, step)
                 model.save(self.folder / "model")
                 if self.layout.processes == 1:
                     return model.to(self.device)
             # Not the model in memory, whose batch normalisation may be synchronised.
             return Model.load(self.folder / "model").to(self.device)
-
-    def kept(self) -> Iterator[tuple[int, Model]]:
-        """The model of each kept epoch, in their order; each is gone when the next is asked for."""
-        step = self._step()
-        pattern = KEPT.format(0).replace("0000", "*")
-        for path in sorted(self.folder.glob(pattern)):
-            yield int(path.stem.partition("-")[2]), self._model(path, step).to(self.device)
 
     def _network(self, size: int) -> tuple[Encoder, RetrievalLoss]:
         # The loss says which heads suit it, and the encoder's dimension is needed to build the loss.
@@ -209,6 +202,12 @@ class _Run:
             )
         return (encoder.freeze() if self.recipe.freeze else encoder), loss
 
+    @cached_property
+    def _pretrained(self) -> dict[str, Any]:
+        """Preprocessing that pretrained weights were trained with, where they say so: timm's and Hugging Face's do."""
+        name, weights = self.config.encoder.name, self.config.encoder.weights
+        return pretrained_cfg(name) if weights and described(weights) is None else {}
+
     def _preprocessing(self, size: int) -> Preprocessing:
         # Flip TTA only for what was trained with flips, as a frozen encoder was elsewhere.
         flip_tta = self.recipe.flip_tta and self.dataset.flip and (self.recipe.freeze or self.recipe.augmentation.flip)
@@ -216,40 +215,29 @@ class _Run:
         model = described(weights) if weights else None
         if model is not None:
             return replace(Preprocessing.from_json(model["preprocessing"]), size=size, flip_tta=flip_tta)
-        if "mean" in self._published:
+        mean, std = (IMAGENET_MEAN, IMAGENET_STD) if self.recipe.normalize else (None, None)
+        if "mean" in self._pretrained:
             # They divide pixels by 255, we by 256.
-            mean, std = (tuple(value * 255 / 256 for value in self._published[name]) for name in ("mean", "std"))
-        elif self.recipe.normalize:
-            mean, std = IMAGENET_MEAN, IMAGENET_STD
-        else:
-            return Preprocessing(size=size, flip_tta=flip_tta)
+            mean, std = (tuple(value * 255 / 256 for value in self._pretrained[name]) for name in ("mean", "std"))
         return Preprocessing(size=size, mean=mean, std=std, flip_tta=flip_tta)
-
-    @cached_property
-    def _published(self) -> dict[str, Any]:
-        """Preprocessing that pretrained weights were trained with, where they say so: timm's and Hugging Face's do."""
-        name, weights = self.config.encoder.name, self.config.encoder.weights
-        return pretrained_cfg(name) if weights and described(weights) is None else {}
 
     def _report(self) -> None:
         """Print what the user should know before the run starts."""
-        if not is_rank_zero():
-            return
-        if self.dataset.skipped:
+        console, skipped = stderr(), self.dataset.skipped
+        if skipped:
             path = self.folder / "skipped.txt"
-            lines = "".join(f"{name}: {reason}\n" for name, reason in self.dataset.skipped)
+            lines = "".join(f"{name}: {reason}\n" for name, reason in skipped)
             path.write_text(lines, encoding="utf-8", errors="backslashreplace")
-            count = len(self.dataset.skipped)
-            stderr().print(f"{count} file{'s' * (count > 1)} skipped; which and why: {path}")
+            console.print(f"{len(skipped)} file{'s' * (len(skipped) > 1)} skipped; which and why: {path}")
         if self.recipe.freeze and self.config.encoder.weights is None:
-            stderr().print("The frozen encoder has random weights: name some with encoder.weights=…")
+            console.print("The frozen encoder has random weights: name some with encoder.weights=…")
         tensorboard = self.settings.logger.tensorboard
         if tensorboard is not None and not tensorboard.needed and find_spec("tensorboard") is None:
-            stderr().print("No TensorBoard log: pip install 'kedge[tensorboard]' for one.")
+            console.print("No TensorBoard log: pip install 'kedge[tensorboard]' for one.")
         held_out = f", {len(self.held_out)} held out" if self.held_out is not None else ""
         kind = "images through a frozen encoder" if self.recipe.freeze else "images"
         hardware = ("" if self.layout.processes == 1 else f"{self.layout.processes} × ") + self.device.type
-        stderr().print(
+        console.print(
             f"{self.encoder.name} with {self.loss.name} on {self.dataset.name}: {len(self.images):,} {kind}{held_out}"
             f", {len(self.dataset.classes)} classes, {self.recipe.epochs} epochs, {hardware}"
         )
@@ -259,19 +247,27 @@ class _Run:
             # In a sweep, the last run's compiled step holds its memory until it is collected.
             gc.collect()
             torch.cuda.empty_cache()
-        train: Examples = self.images
-        held_out: Examples | None = self.held_out
+        splits: dict[str, Examples] = {"train": self.images}
+        if self.held_out is not None:
+            splits["held_out"] = self.held_out
         if self.recipe.freeze:
-            parts = self.encoder, self.preprocessing, self.device
-            train = cached_features(self.folder / "features/train.safetensors", self.images, *parts)
-            if self.held_out is not None:
-                held_out = cached_features(self.folder / "features/held_out.safetensors", self.held_out, *parts)
-        if self._on_device([train] if held_out is None else [train, held_out]):
-            train = DeviceDataset.copy_of(train, self.device)
-            held_out = None if held_out is None else DeviceDataset.copy_of(held_out, self.device)
+            for name, images in (("train", self.images), ("held_out", self.held_out)):
+                if images is not None:
+                    path = self.folder / f"features/{name}.safetensors"
+                    splits[name] = cached_features(path, images, self.encoder, self.preprocessing, self.device)
+        mode = self.settings.trainer.data
+        # On a CPU, a loader reads from the same memory.
+        if mode != "auto" or self.device.type != "cpu":
+            fits, why = mode == "device", f"trainer.data={mode}"
+            if mode == "auto":
+                fits, why = fits_on(self.device, list(splits.values()))
+            place = "live on the device" if fits else "are prefetched from the host"
+            stderr().print(f"The training images {place} ({why}).")
+            if fits:
+                splits = {name: DeviceDataset.copy_of(split, self.device) for name, split in splits.items()}
         return TrainingData(
-            train,
-            held_out,
+            splits["train"],
+            splits.get("held_out"),
             batch_size=self.recipe.batch_size,
             seed=self.settings.seed,
             classes=None if type(self.loss).predict is RetrievalLoss.predict else len(self.dataset.classes),
@@ -279,27 +275,12 @@ class _Run:
             layout=self.layout,
         )
 
-    def _on_device(self, examples: list[Examples]) -> bool:
-        """Whether the training set is copied to the device; says so, and why."""
-        mode = self.settings.trainer.data
-        if mode == "auto" and self.device.type == "cpu":
-            return False  # a loader reads from the same memory
-        fits, why = fits_on(self.device, examples) if mode == "auto" else (mode == "device", f"trainer.data={mode}")
-        stderr().print(
-            f"The training images {'live on the device' if fits else 'are prefetched from the host'} ({why})."
-        )
-        return fits
-
-    @property
-    def _compiles(self) -> bool:
-        mode = self.settings.trainer.compile
-        if self.recipe.freeze or mode == "off":
-            return False
-        return mode != "auto" or self.device.type == "cuda"
-
     def _compile(self, step: Step, fabric: Fabric, data: TrainingData) -> None:
-        setting = self.settings.trainer.compile
-        mode = "reduce-overhead" if setting == "auto" else str(setting)
+        mode: str = self.settings.trainer.compile
+        if mode == "auto":
+            mode = "reduce-overhead" if self.device.type == "cuda" else "off"
+        if self.recipe.freeze or mode == "off":
+            return
         # A CUDA graph owns its gradients, which cannot be accumulated or exchanged with other ranks.
         if self.layout.parts > 1:
             mode = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}.get(mode, mode)
@@ -311,7 +292,8 @@ class _Run:
         if seconds is not None:
             stderr().print(f"The step was compiled in {seconds:.0f} s.")
 
-    def _step(self) -> Step:
+    def make_step(self) -> Step:
+        """Network (or only its head) and loss."""
         options: Any = {"dtype": self.dtype, "distributed": self.layout.processes > 1}
         if self.recipe.freeze:
             return Step(self.encoder.head, self.loss, self.recipe.mixing, **options).to(self.dtype)
@@ -319,7 +301,8 @@ class _Run:
         options |= {"preprocessing": self.preprocessing, "memory_format": self.memory_format}
         return Step(self.encoder, self.loss, self.recipe.mixing, augmentation, **options).to(self.dtype)
 
-    def _model(self, checkpoint: Path, step: Step) -> Model:
+    def make_model(self, checkpoint: Path, step: Step) -> Model:
+        """The model of a checkpoint's weights."""
         step.float().load_state_dict(torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"])
         make = partial(
             Model,

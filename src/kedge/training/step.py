@@ -7,18 +7,20 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from kedge.distributed import all_gather_rows, all_gather_with_grad, is_rank_zero
+from kedge.distributed import all_gather_rows, all_gather_with_grad, all_reduce_mean_, is_rank_zero
+from kedge.errors import TrainingError
 from kedge.images import Augmentation, Mixing, Preprocessing
 from kedge.losses import RetrievalLoss
 from kedge.losses.base import in_full_precision
 from kedge.training.rng import RankRNG, fork_rng
 
-__all__ = ["Draws", "Outcome", "Step", "compile_step"]
+__all__ = ["Draws", "EpochMeans", "Outcome", "Step", "compile_step"]
 
 
 class Draws(NamedTuple):
@@ -42,6 +44,43 @@ class Outcome(NamedTuple):
     loss: Tensor
     values: Tensor
     names: tuple[str, ...]
+
+
+class EpochMeans:
+    """Means of the loss and its components over the steps of an epoch, summed on the device."""
+
+    def __init__(self, loss_name: str) -> None:
+        self.loss_name = loss_name
+        self._names: tuple[str, ...] = ()
+        self._totals: Tensor | None = None
+        self._steps = 0
+
+    def add(self, outcome: Outcome) -> None:
+        """Take in one step."""
+        self._steps += 1
+        if self._totals is None:
+            # A copy: a compiled step uses the memory of its outcome again.
+            self._names, self._totals = outcome.names, outcome.values.double().clone()
+        elif self._names == outcome.names:
+            self._totals.add_(outcome.values)
+        else:
+            parts = " and ".join(", ".join(names[1:-1]) for names in (self._names, outcome.names))
+            raise TrainingError(f"The loss {self.loss_name} must have the same parts in every step, found {parts}.")
+
+    def all_reduce(self) -> None:
+        """Average over ranks."""
+        if self._totals is not None:
+            all_reduce_mean_([self._totals])
+
+    def read(self) -> dict[str, float]:
+        """The means so far; reading waits for the device."""
+        values = [] if self._totals is None else (self._totals / self._steps).tolist()
+        return dict(zip(self._names, values, strict=True))
+
+    def shown(self) -> dict[str, float]:
+        """The means to report: the loss and, where it has several, its components."""
+        shown = {name: value for name, value in self.read().items() if not name.startswith("_")}
+        return shown if len(shown) > 2 else {"loss": shown["loss"]} if shown else {}
 
 
 class Step(nn.Module):
@@ -85,15 +124,14 @@ class Step(nn.Module):
         return (self._compiled or self._eager)(inputs, labels, draws)
 
     def _eager(self, inputs: Tensor, labels: Tensor, draws: Draws) -> Outcome:
-        return self.compare(self._embed_with_rank_rng(self.embed, inputs, draws), labels)
+        return self._run(self.embed, inputs, labels, draws)
 
-    def _embed_with_rank_rng(
-        self, embed: Callable[[Tensor, Draws], Embedded], inputs: Tensor, draws: Draws
-    ) -> Embedded:
+    def _run(self, embed: Callable[[Tensor, Draws], Embedded], inputs: Tensor, labels: Tensor, draws: Draws) -> Outcome:
         if self.rank_rng is None:
-            return embed(inputs, draws)
+            return self.compare(embed(inputs, draws), labels)
         with self.rank_rng.use(inputs.device):
-            return embed(inputs, draws)
+            embedded = embed(inputs, draws)
+        return self.compare(embedded, labels)
 
     def embed(self, inputs: Tensor, draws: Draws) -> Embedded:
         """Augment, mix and embed images."""
@@ -146,10 +184,7 @@ class Step(nn.Module):
         if self.loss.compiles and not self.gathers:
             run: Any = torch.compile(self._eager, mode=mode, dynamic=False)
         else:
-            embed: Any = torch.compile(self.embed, mode=mode, dynamic=False)
-
-            def run(inputs: Tensor, labels: Tensor, draws: Draws) -> Outcome:
-                return self.compare(self._embed_with_rank_rng(embed, inputs, draws), labels)
+            run = partial(self._run, torch.compile(self.embed, mode=mode, dynamic=False))
 
         def marked(inputs: Tensor, labels: Tensor, draws: Draws) -> Outcome:
             # The last step's outcome and gradients have been used: their memory may be.
@@ -158,10 +193,6 @@ class Step(nn.Module):
             return outcome
 
         self._compiled = marked
-
-    def uncompile(self) -> None:
-        """Run eagerly again."""
-        self._compiled = None
 
 
 def compile_step(
@@ -185,7 +216,7 @@ def compile_step(
                 loss.backward()
                 step.zero_grad(set_to_none=True)
         except Exception as error:  # whatever a compiler, its cache or a missing tool may raise
-            step.uncompile()
+            step._compiled = None
             if is_rank_zero():
                 reason = (str(error).splitlines() or [type(error).__name__])[0]
                 warnings.warn(f"The step could not be compiled and trains eagerly, more slowly: {reason}", stacklevel=2)
