@@ -35,6 +35,7 @@ __all__ = [
 T = TypeVar("T")
 
 _TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 _TIMEOUT = timedelta(days=7)
 """So long others wait for what rank 0 does alone, such as decoding a dataset."""
 
@@ -154,8 +155,12 @@ def record_failure(error: BaseException) -> None:
     """Tell whoever started this process why it ends."""
     from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-    if "TORCHELASTIC_ERROR_FILE" in os.environ:
+    path = os.environ.get(_ERROR_FILE)
+    if path is not None:
+        # Written beside and renamed: the launcher may read it at any moment.
+        os.environ[_ERROR_FILE] = f"{path}.part"
         get_error_handler().record_exception(error)
+        os.replace(os.environ[_ERROR_FILE], path)
 
 
 def _barrier() -> None:

@@ -17,7 +17,7 @@ from kedge.cli.evaluate import evaluate
 from kedge.gallery import Gallery
 from kedge.training import train
 
-HEAVY = ("torch", "lightning", "hydra", "lance", "torchvision", "numpy", "matplotlib")
+HEAVY = ("torch", "hydra", "lance", "torchvision", "numpy", "matplotlib")
 
 
 def start(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -22,7 +22,6 @@ from types import FrameType
 HEAVY = (
     "torch",
     "torchvision",
-    "lightning",
     "hydra",
     "lance",
     "matplotlib",

@@ -110,7 +110,7 @@ def test_datasets_that_cannot_be_loaded(tmp_path: Path, monkeypatch: pytest.Monk
         dataset_info("mine", {"mine": broken})
     assert load_dataset("sample", {}, download=False) is not None
     asked: list[str] = []
-    monkeypatch.setattr("kedge.datasets.download._transfer", lambda url, part: asked.append(url))
+    monkeypatch.setattr("kedge.datasets.download._receive", lambda url, part: asked.append(url))
     assert load_dataset("cifar100", {}, download=False) is None
     assert asked == []
     assert load_dataset("cifar100", {}) is None  # what arrived is empty

@@ -20,7 +20,7 @@ from kedge.training import train
 from kedge.training.checkpoint import ModelCheckpoint
 from kedge.training.config import Settings, Trainer
 from kedge.training.data import DeviceDataset, TrainingData, fits_on
-from kedge.training.parallel import SINGLE_PROCESS, make_fabric
+from kedge.training.parallel import SINGLE_PROCESS, Accelerator
 from kedge.training.step import Step, compile_step
 
 
@@ -74,8 +74,9 @@ class Bounded(nn.Module):
 @pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed", "32-true"])
 def test_random_numbers_stay_below_one_in_mixed_precision(precision: Any) -> None:
     settings = Settings.from_config(compose([f"trainer.precision={precision}"]))
-    fabric = make_fabric(settings, SINGLE_PROCESS, torch.device("cpu"), find_unused_parameters=False)
-    largest, dtype = fabric.setup(Bounded())(torch.tensor([0.5, 1 - 2**-24]))
+    accelerator = Accelerator(settings, SINGLE_PROCESS, torch.device("cpu"))
+    with accelerator.autocast():
+        largest, dtype = accelerator.wrap(Bounded())(torch.tensor([0.5, 1 - 2**-24]))
     assert largest < 1
     assert dtype == {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(precision, torch.float32)
 
@@ -142,7 +143,7 @@ def test_trying_a_compiled_step_leaves_no_trace(
     assert bool(calls) is works
 
 
-@pytest.mark.parametrize("mixing", [Mixing(), Mixing(cutmix=0.5)])
+@pytest.mark.parametrize("mixing", [pytest.param(Mixing(), marks=pytest.mark.soak), Mixing(cutmix=0.5)])
 def test_a_compiled_step_is_one_graph_with_the_same_outcome(mixing: Mixing) -> None:
     torch.manual_seed(0)
     encoder = build_encoder("resnet10", dim=8, head="bounded", image_size=16)

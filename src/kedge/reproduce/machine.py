@@ -38,7 +38,7 @@ def describe() -> dict[str, Any]:
         "driver": _output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") if gpu else None,
         "python": platform.python_version(),
         "kedge": kedge_version(),
-        **{name: version(name) for name in ("torch", "torchvision", "lightning", "numpy")},
+        **{name: version(name) for name in ("torch", "torchvision", "numpy")},
     }
 
 

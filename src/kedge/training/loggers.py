@@ -9,7 +9,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
@@ -107,7 +107,7 @@ class TrainingProgress:
 
 
 class MetricsLogger(Protocol):
-    """What the training loop calls; the methods of Lightning's loggers. A step is an epoch, counted from 1."""
+    """What the training loop calls. A step is an epoch, counted from 1."""
 
     def log_hyperparams(self, params: dict[str, Any]) -> None:
         """Log the run's configuration."""
@@ -163,28 +163,34 @@ def open_loggers(loggers: Loggers, folder: Path) -> list[MetricsLogger]:
 
 def _open_logger(name: str, options: Any, folder: Path, run_id: str | None) -> tuple[MetricsLogger, str]:
     """The logger, and the id under which it knows the run."""
-    # Lightning takes seconds to import, and refusals should not wait for it.
     if name == "tensorboard":
-        from lightning.pytorch.loggers import TensorBoardLogger
-
-        return TensorBoardLogger(folder, name="", version=name, default_hp_metric=False), name
+        return _TensorBoard(folder / name), name
     if name == "csv":
         return _CSVTable(folder / "csv" / "metrics.csv"), name
-    if name == "wandb":
-        return _WandbRun.open(options, folder, run_id)
-    from lightning.pytorch.loggers import MLFlowLogger
+    return (_WandbRun if name == "wandb" else _MLflowRun).open(options, folder, run_id)
 
-    for library, level in (("lightning.pytorch.loggers.mlflow", logging.ERROR), ("mlflow.store.db", logging.WARNING)):
-        logging.getLogger(library).setLevel(level)  # that something is made where nothing was
-    logger = MLFlowLogger(
-        experiment_name=options.experiment,
-        run_name=options.name or folder.resolve().name,
-        tracking_uri=_mlflow_address(options),
-        run_id=run_id,
-    )
-    if run_id is not None:
-        logger.experiment.update_run(run_id, status="RUNNING")
-    return logger, str(logger.run_id)
+
+class _TensorBoard:
+    """Event files for TensorBoard, with the run's configuration as text."""
+
+    def __init__(self, folder: Path) -> None:
+        from torch.utils.tensorboard.writer import SummaryWriter
+
+        self.writer: Any = SummaryWriter(folder)
+
+    def log_hyperparams(self, params: dict[str, Any]) -> None:
+        """As a text."""
+        self.writer.add_text("config", f"```yaml\n{OmegaConf.to_yaml(params)}```")
+
+    def log_metrics(self, metrics: dict[str, float], step: int) -> None:
+        """A chart for each."""
+        for name, value in metrics.items():
+            self.writer.add_scalar(name, value, step)
+        self.writer.flush()
+
+    def finalize(self, status: str) -> None:  # noqa: ARG002
+        """Close the file."""
+        self.writer.close()
 
 
 class _CSVTable(History):
@@ -209,7 +215,7 @@ class _CSVTable(History):
         """Nothing is left to write."""
 
 
-class _WandbRun(MetricsLogger):
+class _WandbRun:
     """A run of Weights & Biases that ends with training: the next one of this process, as in a sweep, is another."""
 
     def __init__(self, run: Any) -> None:
@@ -248,6 +254,50 @@ class _WandbRun(MetricsLogger):
     def finalize(self, status: str) -> None:
         """Close the run."""
         self.run.finish(exit_code=0 if status == "success" else 1)
+
+
+class _MLflowRun:
+    """A run of MLflow, in an experiment that is made where it is missing."""
+
+    def __init__(self, client: Any, run_id: str) -> None:
+        self.client, self.run_id = client, run_id
+
+    @classmethod
+    def open(cls, options: MLflow, folder: Path, run_id: str | None) -> tuple[_MLflowRun, str]:
+        """A new run, or the one called `run_id` again."""
+        from mlflow import MlflowClient
+
+        logging.getLogger("mlflow.store.db").setLevel(logging.WARNING)  # that something is made where nothing was
+        client = MlflowClient(_mlflow_address(options))
+        if run_id is not None:
+            client.update_run(run_id, status="RUNNING")
+            return cls(client, run_id), run_id
+        experiment = client.get_experiment_by_name(options.experiment)
+        experiment_id = client.create_experiment(options.experiment) if experiment is None else experiment.experiment_id
+        run = client.create_run(experiment_id, run_name=options.name or folder.resolve().name)
+        return cls(client, run.info.run_id), run.info.run_id
+
+    def log_hyperparams(self, params: dict[str, Any]) -> None:
+        """As the run's parameters, such as recipe/epochs."""
+        for name, value in _flatten(params):
+            self.client.log_param(self.run_id, name, str(value)[:250])  # longer ones are refused
+
+    def log_metrics(self, metrics: dict[str, float], step: int) -> None:
+        """As the run's metrics."""
+        for name, value in metrics.items():
+            self.client.log_metric(self.run_id, name, value, step=step)
+
+    def finalize(self, status: str) -> None:
+        """Close the run."""
+        self.client.set_terminated(self.run_id, "FINISHED" if status == "success" else "FAILED")
+
+
+def _flatten(params: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in params.items():
+        if isinstance(value, dict) and value:
+            yield from _flatten(value, f"{prefix}{name}/")
+        else:
+            yield prefix + name, value
 
 
 def _is_online(options: WandB) -> bool:

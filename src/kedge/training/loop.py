@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,13 +26,10 @@ from kedge.training.config import Settings
 from kedge.training.data import Batch, TrainingData
 from kedge.training.loggers import History, MetricsLogger, TrainingProgress
 from kedge.training.optimizer import build_optimizer, build_scheduler
-from kedge.training.parallel import Layout, average_batch_statistics
+from kedge.training.parallel import Accelerator, average_batch_statistics
 from kedge.training.rng import derive_seed
 from kedge.training.sam_ema import EMA, SAM
 from kedge.training.step import Draws, EpochMeans, Outcome, Step
-
-if TYPE_CHECKING:
-    from lightning.fabric import Fabric
 
 __all__ = ["TrainingLoop"]
 
@@ -51,15 +48,14 @@ class TrainingLoop:
         data: TrainingData,
         settings: Settings,
         *,
-        fabric: Fabric,
-        layout: Layout,
+        accelerator: Accelerator,
         folder: Path,
         head: nn.Module,
         bounded: bool,
         loggers: list[MetricsLogger],
     ) -> None:
         self.step, self.data, self.settings, self.recipe = step, data, settings, settings.recipe
-        self.fabric, self.layout, self.folder, self.loggers = fabric, layout, folder, loggers
+        self.accelerator, self.layout, self.folder, self.loggers = accelerator, accelerator.layout, folder, loggers
         self.predicts_classes = type(step.loss).predict is not RetrievalLoss.predict
         self.target = "train/loss"
         """The metric that a plateau schedule watches."""
@@ -70,18 +66,19 @@ class TrainingLoop:
         factor = self.recipe.backbone_lr_mult if bounded else step.loss.encoder_scale if sgd else 1.0
         self.backbone_lr_mult = factor
         self.total_steps = self.recipe.epochs * data.steps_per_epoch
-        optimizer = build_optimizer(
-            step.to(fabric.device).network, head, step.loss, self.recipe, bounded=bounded, backbone_lr_mult=factor
+        self.optimizer = build_optimizer(
+            step.to(accelerator.device).network, head, step.loss, self.recipe, bounded=bounded, backbone_lr_mult=factor
         )
         self.scheduler = build_scheduler(
-            optimizer,
+            self.optimizer,
             self.recipe.schedule,
             total_steps=self.total_steps,
             maximize=data.held_out is not None,
             few_shot=settings.split.shots is not None,
         )
-        self.model, self.optimizer = fabric.setup(step, optimizer)
-        """The step with autocast and DDP around it, and its optimizer."""
+        # A batch without a pair leaves some parameters of the loss unused, such as proxies.
+        unused = step.loss.uses_other_samples and any(True for _ in step.loss.parameters())
+        self.model = accelerator.wrap(step, find_unused_parameters=unused)
         self.ema = EMA(step, self.recipe.ema * self.total_steps) if self.recipe.ema else None
         self.sam = SAM(step.network, self.recipe.sam.radius)
         self._sam_start = self.recipe.sam.start * self.total_steps if self.sam.radius else math.inf
@@ -91,7 +88,7 @@ class TrainingLoop:
         self.epoch, self.global_step = 0, 0
         self.stop = threading.Event()
         self._losses = EpochMeans(step.loss.name)
-        self._generator = torch.Generator(fabric.device)
+        self._generator = torch.Generator(accelerator.device)
         self._warned_idle = False
         self._clock = 0.0
 
@@ -106,7 +103,7 @@ class TrainingLoop:
         if self.ema is not None:
             self.ema.load_state_dict(state["ema"])
         if state.get("precision"):
-            self.fabric.strategy.precision.load_state_dict(state["precision"])
+            self.accelerator.scaler.load_state_dict(state["precision"])
         self.history.rows = state["history"]
         self.checkpoint.best, self.checkpoint.epochs_saved = state["best"], self.epoch
 
@@ -117,7 +114,7 @@ class TrainingLoop:
             "optimizer_states": [self.optimizer.state_dict()],
             "lr_schedulers": [] if self.scheduler is None else [self.scheduler.state_dict()],
             "ema": None if self.ema is None else self.ema.state_dict(),
-            "precision": self.fabric.strategy.precision.state_dict(),
+            "precision": self.accelerator.scaler.state_dict(),
             "history": self.history.rows,
         }
 
@@ -154,7 +151,7 @@ class TrainingLoop:
             torch.manual_seed(derive_seed(seed, rank) if rank else seed)
         else:
             torch.manual_seed(seed)
-            self.step.rank_rng.seed(derive_seed(seed, rank), self.fabric.device)
+            self.step.rank_rng.seed(derive_seed(seed, rank), self.accelerator.device)
         # On the device itself: numbers drawn elsewhere would have to be waited for.
         self._generator.manual_seed(derive_seed(self.settings.seed, self.epoch, 2))
         self._losses = EpochMeans(self.step.loss.name)
@@ -166,7 +163,7 @@ class TrainingLoop:
         for index, batch in enumerate(self.data.train_batches(self.epoch)):
             if self.stop.is_set():  # the KeyboardInterrupt may have fallen where exceptions are ignored
                 raise KeyboardInterrupt
-            inputs, labels = self.fabric.to_device(batch)
+            inputs, labels = self.accelerator.to_device(batch)
             turn = index % accumulate
             if turn == 0:
                 # For the global batch, the same on every rank.
@@ -174,9 +171,9 @@ class TrainingLoop:
             start = (self.layout.rank * accumulate + turn) * len(inputs)
             draws = drawn if self.layout.parts == 1 else drawn.rows(start, start + len(inputs))
             is_last = turn == accumulate - 1
-            with self.fabric.no_backward_sync(self.model, enabled=not is_last):
+            with contextlib.nullcontext() if is_last else self.accelerator.no_sync(self.model):
                 loss = self.forward(inputs, labels, draws)
-                self.fabric.backward(loss * self.backbone_lr_mult / accumulate)
+                self.accelerator.backward(loss * self.backbone_lr_mult / accumulate)
             self.sam.restore()
             if is_last:
                 self.optimizer_step()
@@ -185,25 +182,25 @@ class TrainingLoop:
 
     def forward(self, inputs: Tensor, labels: Tensor, draws: Draws) -> Tensor:
         """The loss whose gradient the step follows."""
-        if self.global_step < self._sam_start or not self.sam.weights:
-            outcome: Outcome = self.model(inputs, labels, draws)
-            self._losses.add(outcome)
-            return outcome.loss
-        # Not through DDP: this gradient is averaged here, and backward comes after the second forward.
-        with self.fabric.autocast():
-            outcome = self.step(inputs, labels, draws)
+        is_plain = self.global_step < self._sam_start or not self.sam.weights
+        with self.accelerator.autocast():
+            # For SAM not through DDP: this gradient is averaged here, and backward comes after the second forward.
+            outcome: Outcome = (self.model if is_plain else self.step)(inputs, labels, draws)
         self._losses.add(outcome)
+        if is_plain:
+            return outcome.loss
         gradients = torch.autograd.grad(outcome.loss, self.sam.weights, allow_unused=True)
         all_reduce_mean_([gradient for gradient in gradients if gradient is not None])
         self.sam.perturb(gradients)
-        perturbed: Outcome = self.model(inputs, labels, draws)
+        with self.accelerator.autocast():
+            perturbed: Outcome = self.model(inputs, labels, draws)
         return perturbed.loss
 
     def optimizer_step(self) -> None:
         """Update weights, rate and average."""
         if self.layout.processes > 1:
             average_batch_statistics(self.step.network)
-        self.optimizer.step()
+        self.accelerator.step(self.optimizer)
         self.optimizer.zero_grad(set_to_none=True)
         self.global_step += 1
         if isinstance(self.scheduler, OneCycleLR):
@@ -243,7 +240,7 @@ class TrainingLoop:
         with (
             self.ema.applied() if self.ema else contextlib.nullcontext(),
             torch.inference_mode(),
-            self.fabric.autocast(),
+            self.accelerator.autocast(),
         ):
             queries, labels, predicted = self._embed(self.data.query_batches(), predict=self.predicts_classes)
             gallery, gallery_labels, _ = self._embed(self.data.gallery_batches(), predict=False)
@@ -260,7 +257,7 @@ class TrainingLoop:
         columns: tuple[list[Tensor], ...] = ([], [], [])
         loss = self.step.loss
         for batch in batches:
-            inputs, labels = self.fabric.to_device(batch)
+            inputs, labels = self.accelerator.to_device(batch)
             embeddings = loss.embed(in_full_precision(self.step.embed_plain(inputs)))
             predicted = loss.predict(embeddings) if predict else labels[:0]
             if predicted is None:

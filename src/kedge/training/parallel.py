@@ -1,4 +1,4 @@
-"""Data parallelism: how a batch is split among processes, Fabric for them, and their start with torch's launcher."""
+"""Data parallelism and precision: how a batch is split among processes, DDP and autocast, and torch's launcher."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import time
 import uuid
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
@@ -25,6 +25,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
 
 from kedge import errors
 from kedge.config.compose import load_config
@@ -33,17 +34,14 @@ from kedge.errors import ConfigError, KedgeError, TrainingError
 from kedge.training.checkpoint import LAST, Interrupted, interrupted, load_checkpoint, resume_hint
 from kedge.training.config import Settings
 
-if TYPE_CHECKING:
-    from lightning.fabric import Fabric
-
 __all__ = [
     "SINGLE_PROCESS",
+    "Accelerator",
     "Layout",
     "average_batch_statistics",
     "device_of",
     "launch",
     "layout_of",
-    "make_fabric",
     "precision_on",
     "run_worker",
 ]
@@ -54,6 +52,7 @@ _JOB, _CONFIG, _RESULT = "job.json", "config.yaml", "folder"
 _RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _ELASTIC = "torch.distributed.elastic"
+_AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 _SHUTDOWN_SECONDS = 20
 _AFTERMATH: dict[int, int] = {signal.SIGABRT: 1, signal.SIGTERM: 2}
 """How processes die of another's death: one aborts in a broken connection, or the launcher ends it."""
@@ -133,45 +132,54 @@ def precision_on(device: torch.device, precision: str) -> str:
     return precision
 
 
-def make_fabric(settings: Settings, layout: Layout, device: torch.device, *, find_unused_parameters: bool) -> Fabric:
-    """Fabric for one process, or DDP for several; one seed gives one result on the same machine."""
-    # Here, since it takes seconds: neither a launcher nor a refusal should wait for it.
-    from lightning.fabric import Fabric
-    from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
-    from lightning.fabric.plugins.precision.amp import MixedPrecision
-    from lightning.fabric.strategies.ddp import DDPStrategy
+class Accelerator:
+    """This process's device with autocast and gradient scaling, and DDP where there are several processes."""
 
-    class Autocast(MixedPrecision):
-        """Autocast alone: a batch's random numbers, rounded to bfloat16 as Fabric does with inputs, would reach 1."""
+    def __init__(self, settings: Settings, layout: Layout, device: torch.device) -> None:
+        """One seed gives one result on the same machine."""
+        # cuDNN's kernels that always add in one order, and no search for others.
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+        if settings.trainer.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(settings.trainer.deterministic)
+        self.layout = layout
+        self.device = torch.device("cuda", torch.cuda.current_device()) if device.type == "cuda" else device
+        self._dtype = _AUTOCAST.get(precision_on(device, settings.trainer.precision))
+        self.scaler = torch.amp.GradScaler(device.type, enabled=self._dtype is torch.float16)
 
-        def convert_input(self, data: Any) -> Any:
-            return data
+    def autocast(self) -> torch.autocast:
+        """The context of a forward pass."""
+        return torch.autocast(self.device.type, self._dtype, enabled=self._dtype is not None)
 
-    # cuDNN's kernels that always add in one order, and no search for others.
-    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
-    if settings.trainer.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(settings.trainer.deterministic)
-    strategy: Any = "auto"
-    plugins: list[Any] = []
-    if layout.processes > 1:
+    def to_device(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """A batch, without waiting where its memory is pinned."""
+        inputs, labels = (tensor.to(self.device, non_blocking=True) for tensor in batch)
+        return inputs, labels
+
+    def wrap(self, module: nn.Module, *, find_unused_parameters: bool = False) -> nn.Module:
+        """The module under DDP, where there are several processes."""
+        if self.layout.processes == 1:
+            return module
         warnings.filterwarnings("ignore", message=".*`broadcast_buffers` is deprecated.*")  # its successor is too new
-        # Buffers are averaged (`average_batch_statistics`), not broadcast from rank 0.
-        strategy = DDPStrategy(find_unused_parameters=find_unused_parameters, broadcast_buffers=False)
-        plugins.append(TorchElasticEnvironment())
-    precision: Any = precision_on(device, settings.trainer.precision)
-    if precision.endswith("-mixed"):
-        plugins.append(Autocast(precision, device.type))
-    fabric = Fabric(
-        accelerator="gpu" if device.type == "cuda" else "cpu",
-        devices=layout.devices,
-        num_nodes=layout.nodes,
-        strategy=strategy,
-        # Otherwise "32-true", also in float64, where the module itself is: the plugin would cast the loss to float32.
-        plugins=plugins,
-    )
-    fabric.launch()
-    return fabric
+        return DistributedDataParallel(
+            module,
+            device_ids=[self.device] if self.device.type == "cuda" else None,
+            find_unused_parameters=find_unused_parameters,
+            broadcast_buffers=False,  # they are averaged: `average_batch_statistics`
+        )
+
+    def no_sync(self, module: nn.Module) -> AbstractContextManager[None]:
+        """Gradients stay on their rank meanwhile, and add up there."""
+        return module.no_sync() if isinstance(module, DistributedDataParallel) else nullcontext()
+
+    def backward(self, loss: Tensor) -> None:
+        """Scale up what float16 would round to zero."""
+        torch.autograd.backward(self.scaler.scale(loss))
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Follow the gradients, unless they were scaled beyond their range."""
+        self.scaler.step(optimizer)
+        self.scaler.update()
 
 
 def average_batch_statistics(network: nn.Module) -> None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,11 +33,8 @@ from kedge.training.config import Settings
 from kedge.training.data import DeviceDataset, Examples, TrainingData, cached_features, class_means, fits_on
 from kedge.training.loggers import check_loggers, open_loggers
 from kedge.training.loop import TrainingLoop
-from kedge.training.parallel import SINGLE_PROCESS, Layout, device_of, launch, layout_of, make_fabric, precision_on
+from kedge.training.parallel import SINGLE_PROCESS, Accelerator, Layout, device_of, launch, layout_of, precision_on
 from kedge.training.step import Step, compile_step
-
-if TYPE_CHECKING:
-    from lightning.fabric import Fabric
 
 __all__ = ["kept_epochs", "resume_run", "run_here", "start_run"]
 
@@ -155,18 +152,15 @@ class _Run:
         step = self.make_step()
         if not any(parameter.requires_grad for parameter in step.parameters()):
             raise ConfigError("Nothing is left to train: with a frozen encoder this loss needs encoder.head=linear.")
-        # A batch without a pair leaves some parameters of the loss unused, such as proxies.
-        unused = self.loss.uses_other_samples and any(True for _ in self.loss.parameters())
-        fabric = make_fabric(self.settings, self.layout, self.device, find_unused_parameters=unused)
+        accelerator = Accelerator(self.settings, self.layout, self.device)
         if self.settings.trainer.sync_batchnorm and self.layout.processes > 1 and self.device.type == "cuda":
             nn.SyncBatchNorm.convert_sync_batchnorm(step)  # type: ignore[no-untyped-call]
-        self._compile(step, fabric, data)
+        self._compile(step, accelerator, data)
         loop = TrainingLoop(
             step,
             data,
             self.settings,
-            fabric=fabric,
-            layout=self.layout,
+            accelerator=accelerator,
             folder=self.folder,
             head=self.encoder.head,
             bounded=self.encoder.head_kind == "bounded",
@@ -275,7 +269,7 @@ class _Run:
             layout=self.layout,
         )
 
-    def _compile(self, step: Step, fabric: Fabric, data: TrainingData) -> None:
+    def _compile(self, step: Step, accelerator: Accelerator, data: TrainingData) -> None:
         mode: str = self.settings.trainer.compile
         if mode == "auto":
             mode = "reduce-overhead" if self.device.type == "cuda" else "off"
@@ -285,10 +279,10 @@ class _Run:
         if self.layout.parts > 1:
             mode = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}.get(mode, mode)
         step.to(self.device)
-        inputs, labels = fabric.to_device(data.train.__getitems__(range(data.batch_size)))
+        inputs, labels = accelerator.to_device(data.train.__getitems__(range(data.batch_size)))
         draws = step.draw(inputs, torch.Generator(self.device))
         stderr().print("Compiling the step …")
-        seconds = compile_step(step, (inputs, labels, draws), mode, fabric.autocast())
+        seconds = compile_step(step, (inputs, labels, draws), mode, accelerator.autocast())
         if seconds is not None:
             stderr().print(f"The step was compiled in {seconds:.0f} s.")
 
