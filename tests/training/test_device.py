@@ -146,7 +146,7 @@ def test_trying_a_compiled_step_leaves_no_trace(
 @pytest.mark.parametrize("mixing", [pytest.param(Mixing(), marks=pytest.mark.soak), Mixing(cutmix=0.5)])
 def test_a_compiled_step_is_one_graph_with_the_same_outcome(mixing: Mixing) -> None:
     torch.manual_seed(0)
-    encoder = build_encoder("resnet10", dim=8, head="bounded", image_size=16)
+    encoder = build_encoder("timm:test_resnet", dim=8, head="bounded", image_size=16)
     nn.init.normal_(encoder.head.linear.weight)  # at its zero start, nothing would reach the encoder
     augmentation = Augmentation(cutout=4, trivial=True)
     step = Step(encoder, CAMLoss(3, 8), mixing, augmentation, Preprocessing())

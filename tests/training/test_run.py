@@ -66,12 +66,13 @@ def start_process(folder: Path, overrides: list[str]) -> subprocess.Popen[str]:
 
 @contextlib.contextmanager
 def ears() -> Iterator[None]:
-    """Ctrl-C is heard, here and in processes that are started meanwhile."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Signals are heard, here and in processes that are started meanwhile, whoever took them before."""
+    before = [signal.signal(signal.SIGINT, signal.default_int_handler), signal.signal(signal.SIGTERM, signal.SIG_DFL)]
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
+            signal.signal(number, handler)
 
 
 def wait_for(condition: object, process: subprocess.Popen[str], seconds: float = 300) -> None:
