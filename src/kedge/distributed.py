@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -160,7 +161,7 @@ def record_failure(error: BaseException) -> None:
         # Written beside and renamed: the launcher may read it at any moment.
         os.environ[_ERROR_FILE] = f"{path}.part"
         get_error_handler().record_exception(error)
-        os.replace(os.environ[_ERROR_FILE], path)
+        Path(os.environ[_ERROR_FILE]).replace(path)
 
 
 def _barrier() -> None:
