@@ -12,7 +12,7 @@ demo: $(VENV)/.core
 
 # Two tests at a time, a core for each: more threads would only wait for each other.
 test: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not soak" -n 2 --dist loadgroup --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not soak" -n 2 --dist loadfile --no-loadscope-reorder
 
 # Everything: the tests, then the long ones one by one, since several measure what a loaded machine does.
 soak: test

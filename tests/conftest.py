@@ -16,15 +16,9 @@ torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 2)))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What starts processes takes longest, and begins first, so that workers side by side end together.
-
-    A file's tests, and all that share the Ray cluster, stay with one worker.
-    """
-    long = {"test_docs.py", "training", "reproduce", "ray", "cli", "serving"}
+    """What starts processes takes longest, and begins first, so that workers side by side end together."""
+    long = {"test_docs.py", "training", "reproduce", "cli", "serving"}
     items.sort(key=lambda item: long.isdisjoint(item.path.relative_to(config.rootpath).parts))
-    for item in items:
-        path = item.path.relative_to(config.rootpath)
-        item.add_marker(pytest.mark.xdist_group("ray" if "ray" in path.parts[:2] else str(path)))
 
 
 @pytest.fixture(autouse=True, scope="session")
