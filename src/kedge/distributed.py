@@ -142,7 +142,7 @@ def rank_zero_first() -> Iterator[None]:
 
 @contextmanager
 def raise_on_rank_zero() -> Iterator[None]:
-    """An error that all ranks meet is told once: rank 0 raises it, from the others only torchrun hears."""
+    """Let rank 0 alone raise an error that all ranks meet; the others record it for torchrun and exit."""
     try:
         yield
     except KedgeError as error:

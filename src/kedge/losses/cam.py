@@ -20,7 +20,7 @@ __all__ = ["CAMLoss", "attractor", "log_loss", "minimum_norm", "nearest", "repel
 _CLASSES_AT_ONE, _MOST = 10, 4.0
 """The classifier learns at cross-entropy's own rate up to so many classes, and so many times that with more of them."""
 _POINTS, _DISTANCES = 2048, 2048 * 16384
-"""At most so many points, and so many distances to anchors, are looked at a time."""
+"""Block sizes of `nearest`: points per block, and point-anchor distances per block."""
 _DENSE = 4096
 """Up to so many classes, a product over all of them replaces a lookup that would be random on a GPU."""
 
