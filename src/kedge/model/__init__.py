@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from kedge.model.inputs import ImageInput, embed_split
-from kedge.model.model import Model, Prediction
+from kedge.model.model import Model, Prediction, Vectors
 
-__all__ = ["ImageInput", "Model", "Prediction", "embed_split"]
+__all__ = ["ImageInput", "Model", "Prediction", "Vectors", "embed_split"]

@@ -11,10 +11,12 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 
+from kedge.encoders import Encoder
+
 __all__ = ["fold_batchnorm", "fuse_resnet"]
 
 
-def fold_batchnorm(encoder: nn.Module, images: Tensor) -> nn.Module | None:
+def fold_batchnorm(encoder: Encoder, images: Tensor) -> Encoder | None:
     """A copy of the encoder with batch normalisation folded into convolutions; None if there is none to fold.
 
     Which normalisation follows which convolution is seen while `images` go through a hooked copy. Tracing would change
@@ -32,7 +34,7 @@ def fold_batchnorm(encoder: nn.Module, images: Tensor) -> nn.Module | None:
     return copy if pairs else None
 
 
-def _conv_bn_pairs(encoder: nn.Module, images: Tensor) -> dict[Any, nn.Conv2d]:
+def _conv_bn_pairs(encoder: Encoder, images: Tensor) -> dict[Any, nn.Conv2d]:
     """Normalisations with running statistics whose input is the output of one convolution, both called once."""
     outputs: dict[int, tuple[nn.Conv2d, Tensor]] = {}
     calls: Counter[nn.Module] = Counter()
@@ -49,7 +51,7 @@ def _conv_bn_pairs(encoder: nn.Module, images: Tensor) -> dict[Any, nn.Conv2d]:
     hooks = [layer.register_forward_hook(remember) for layer in layers]
     try:
         with torch.inference_mode():
-            encoder(images)
+            encoder.features(images)
     finally:
         for hook in hooks:
             hook.remove()

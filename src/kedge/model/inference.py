@@ -1,7 +1,7 @@
-"""CPU inference: the network that embeds a batch in place of the encoder, in batches that fit the cache.
+"""CPU inference: the network that computes features in place of the encoder, in batches that fit the cache.
 
-`auto` runs a copy of the encoder, channels last: batch normalisation is folded into the convolutions, and torchvision's
-ResNets are fused for oneDNN. `onnxruntime` runs an ONNX session, `eager` the encoder itself. A copy whose embeddings
+`auto` runs a copy of the backbone, channels last: batch normalisation is folded into the convolutions, and torchvision's
+ResNets are fused for oneDNN. `onnxruntime` runs an ONNX session, `eager` the encoder itself. A copy whose features
 differ from the encoder's by more than `TOLERANCE` is not used.
 
 An encoder that is in training, on a GPU, hooked, under autocast or not in float32 is always run as it is. Changed
@@ -31,14 +31,14 @@ ENGINES = ("auto", "eager", "onnxruntime")
 _REMOVED = ("channels_last", "folded", "folded_channels_last", "fused", "compiled", "bfloat16")
 
 TOLERANCE = 1e-4
-"""Largest distance from the encoder's embeddings, over their mean length."""
+"""Largest distance from the encoder's features, over their mean length."""
 
 _BATCH_PIXELS = 8 * 224 * 224
 """Larger batches are split, so that activations stay in the cache: 32 images of 224 pixels take 2% (ResNet-18), 4%
 (ResNet-50) and 19% (EfficientNet-Lite0) less processor time in batches of 8."""
 
 _Forward: TypeAlias = Callable[..., Tensor]
-"""From a batch of images, and `flip_tta`, to embeddings."""
+"""From a batch of images, and `flip_tta`, to features."""
 
 
 class Inference:
@@ -56,13 +56,12 @@ class Inference:
         return Inference, (self.name,)
 
     def __call__(self, encoder: Encoder, images: Tensor, *, flip_tta: bool) -> Tensor:
-        """Outputs of the encoder for a batch of normalized images; call it in inference mode."""
+        """Pooled features of a batch of normalized images; call it in inference mode."""
         forward = None
         if self.name != "eager" and len(images) > 0 and not torch.is_autocast_enabled("cpu"):
             forward = self._forward_for(encoder, images, flip_tta)
         if forward is None:
-            output: Tensor = encoder(images, flip_tta=flip_tta)
-            return output
+            return encoder.features(images, flip_tta=flip_tta)
         size = max(1, _BATCH_PIXELS // (images.shape[2] * images.shape[3]))
         return torch.cat([forward(part, flip_tta=flip_tta) for part in torch.split(images, size)])
 
@@ -94,13 +93,12 @@ class Inference:
                 network = copy.to(memory_format=torch.channels_last)
 
                 def forward(images: Tensor, flip_tta: bool) -> Tensor:
-                    output: Tensor = network(images.contiguous(memory_format=torch.channels_last), flip_tta=flip_tta)
-                    return output
+                    return network.features(images.contiguous(memory_format=torch.channels_last), flip_tta=flip_tta)
 
                 if _agrees(forward, encoder, images[:1], flip_tta):
                     return forward
         self._chosen = "eager"
-        return encoder
+        return encoder.features
 
 
 def _checked(name: str) -> str:
@@ -116,16 +114,15 @@ def _checked(name: str) -> str:
     return name
 
 
-class _Embed(nn.Module):
-    """An encoder with `flip_tta` fixed, for tracing."""
+class _Features(nn.Module):
+    """An encoder's features with `flip_tta` fixed, for tracing."""
 
     def __init__(self, encoder: Encoder, flip_tta: bool) -> None:
         super().__init__()
         self.encoder, self.flip_tta = encoder, flip_tta
 
     def forward(self, images: Tensor) -> Tensor:
-        output: Tensor = self.encoder(images, flip_tta=self.flip_tta)
-        return output
+        return self.encoder.features(images, flip_tta=self.flip_tta)
 
 
 def _onnx_forward(encoder: Encoder, images: Tensor, flip_tta: bool) -> _Forward:
@@ -135,22 +132,22 @@ def _onnx_forward(encoder: Encoder, images: Tensor, flip_tta: bool) -> _Forward:
 
     # Two images: torch takes a batch of one for a number that never changes.
     pair = images.repeat(2, 1, 1, 1)[:2]
-    program = onnx.trace(_Embed(encoder, flip_tta).eval(), pair, {0: Dim("batch")}, encoder.name)
-    _, run = onnx.export(program, encoder.name, input="images", outputs=["embeddings"], metadata={})
+    program = onnx.trace(_Features(encoder, flip_tta).eval(), pair, {0: Dim("batch")}, encoder.name)
+    _, run = onnx.export(program, encoder.name, input="images", outputs=["features"], metadata={})
 
     def forward(images: Tensor, flip_tta: bool) -> Tensor:
         del flip_tta  # it was traced with that
         return run(images)[0]
 
     if not _agrees(forward, encoder, images, flip_tta):
-        raise ModelError(f"engine onnxruntime gives other embeddings than {encoder.name}: choose auto.")
+        raise ModelError(f"engine onnxruntime gives other features than {encoder.name}: choose auto.")
     return forward
 
 
 def _agrees(forward: _Forward, encoder: Encoder, images: Tensor, flip_tta: bool) -> bool:
-    """Whether the embeddings are the encoder's within TOLERANCE; NaN is not."""
+    """Whether the features are the encoder's within TOLERANCE; NaN is not."""
     with torch.inference_mode():
-        output, expected = forward(images, flip_tta=flip_tta), encoder(images, flip_tta=flip_tta)
+        output, expected = forward(images, flip_tta=flip_tta), encoder.features(images, flip_tta=flip_tta)
         scale = float(expected.norm(dim=1).mean()) or 1.0
         return output.shape == expected.shape and float((output - expected).norm(dim=1).max()) / scale <= TOLERANCE
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +25,7 @@ from kedge.model.inputs import ImageInput, pixel_batches, shape_text
 from kedge.model.io import read_description, read_weights, write_folder
 from kedge.model.shapes import check_shapes
 
-__all__ = ["Model", "Prediction"]
+__all__ = ["Model", "Prediction", "Vectors"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,15 @@ class Prediction:
     """Its row in ``Model.classes``, int64."""
     scores: Tensor
     """N x t, higher is nearer; see ``Model.scores``."""
+
+
+class Vectors(NamedTuple):
+    """N images in the two spaces of a model."""
+
+    embeddings: Tensor
+    """N x dim: where the images of a class gather at its anchor."""
+    features: Tensor
+    """N x width: what the encoder saw, before head and anchors; compared by cosine."""
 
 
 class Model:
@@ -99,6 +109,11 @@ class Model:
         return self.encoder.dim
 
     @property
+    def width(self) -> int:
+        """Size of a feature vector."""
+        return self.encoder.width
+
+    @property
     def anchors(self) -> Tensor | None:
         """The anchors in the space of the embeddings, t x n."""
         return F.normalize(self._anchors, dim=1) if self.normalize and self._anchors is not None else self._anchors
@@ -147,26 +162,54 @@ class Model:
         An image is a path, a PIL image, a uint8 array (H x W, H x W x 3) or a uint8 tensor (3 x H x W, or a
         batch B x 3 x H x W); kinds may be mixed.
         """
+        return self.vectors(images, batch_size=batch_size).embeddings
+
+    def vectors(self, images: ImageInput | Iterable[ImageInput], *, batch_size: int = 64) -> Vectors:
+        """Embeddings and features of one or many images, as in `embed`, of one pass through the encoder."""
         if batch_size < 1:
             raise ConfigError(f"batch_size must be at least 1; found {batch_size}.")
-        batches = pixel_batches(images, self.preprocessing, batch_size)
-        parts = [self.embed_pixels(pixels).float().cpu() for pixels in batches]
-        return torch.cat(parts) if parts else torch.empty(0, self.dim)
+        embeddings, features = [torch.empty(0, self.dim)], [torch.empty(0, self.width)]
+        for pixels in pixel_batches(images, self.preprocessing, batch_size):
+            part = self.features(pixels)
+            features.append(part.float().cpu())
+            embeddings.append(self.embed_features(part).float().cpu())
+        return Vectors(torch.cat(embeddings), torch.cat(features))
 
     def embed_pixels(self, pixels: Tensor) -> Tensor:
         """Embeddings, B x n on the model's device, of uint8 pixels B x 3 x H x W of the final size."""
+        return self.embed_features(self.features(pixels))
+
+    @torch.inference_mode()
+    def features(self, pixels: Tensor) -> Tensor:
+        """Features, B x width on the model's device, of uint8 pixels B x 3 x H x W of the final size."""
         if pixels.dtype != torch.uint8 or pixels.ndim != 4 or pixels.shape[1] != 3:
             found = f"{pixels.dtype}, {shape_text(pixels.shape)}"
             raise ConfigError(f"pixels must be uint8, B x 3 x H x W; found {found}.")
-        with torch.inference_mode():
-            images = self.preprocessing.to_input(pixels.to(self.device))
-            flip_tta, training = self.preprocessing.flip_tta, self.encoder.training
-            if images.is_cpu and not training:
-                return self.project(self._inference(self.encoder, images, flip_tta=flip_tta))
-            try:
-                return self.project(self.encoder.eval()(images, flip_tta=flip_tta))
-            finally:
-                self.encoder.train(training)
+        images = self.preprocessing.to_input(pixels.to(self.device))
+        flip_tta = self.preprocessing.flip_tta
+        if images.is_cpu and not self.encoder.training:
+            return self._inference(self.encoder, images, flip_tta=flip_tta)
+        with self._evaluating():
+            return self.encoder.features(images, flip_tta=flip_tta)
+
+    @torch.inference_mode()
+    def embed_features(self, features: Tensor) -> Tensor:
+        """Embeddings of images whose features are known, B x n on the model's device."""
+        with self._evaluating():
+            outputs: Tensor = self.encoder.head(features.to(self.device))
+        return self.project(outputs)
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """The encoder is in evaluation mode inside the block."""
+        if not self.encoder.training:
+            yield
+            return
+        self.encoder.eval()
+        try:
+            yield
+        finally:
+            self.encoder.train()
 
     def project(self, outputs: Tensor) -> Tensor:
         """From the encoder's outputs to embeddings: themselves, unless `posterior` or `normalize` says otherwise."""
