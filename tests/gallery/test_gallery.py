@@ -325,3 +325,33 @@ def test_behind_an_empty_list_comes_the_next(gallery: Gallery) -> None:
     assert sorted(gallery.search(ids[1], k=9).ids) in ([], ids[2:])
     gallery.remove(ids[1])
     assert sorted(gallery.search(near, k=9).ids) == ids[2:]
+
+
+@pytest.mark.parametrize("folded", [False, True])
+def test_without_training_labels_are_kept_and_do_not_route(tmp_path: Path, folded: bool) -> None:
+    """Two groups of images, labels across them: the lists follow what images look like."""
+    rng = np.random.default_rng(0)
+    encoder = build_encoder("resnet10", stem="imagenet", head="none").eval()
+    model = Model(encoder, anchors=None, classes=(), preprocessing=Preprocessing(32), normalize=True)
+    for number in range(24):
+        place = tmp_path / "photos" / f"label {number % 3}" / f"{number}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        noise = rng.integers(0, 60, (32, 32, 3)) + (180 if number < 12 else 0)
+        Image.fromarray(noise.astype(np.uint8)).save(place)
+    gallery = Gallery.create(tmp_path / "g", model)
+    gallery.add(tmp_path / "photos")
+    if folded:
+        gallery.optimize()
+    anchors = gallery.snapshot().anchors
+    assert set(anchors.names) == {None}
+    for number in (0, 1, 23):
+        file = tmp_path / "photos" / f"label {number % 3}" / f"{number}.png"
+        result = gallery.search(file, k=5)
+        assert result.hits[0].path == str(file)
+        assert {hit.label for hit in result} <= {"label 0", "label 1", "label 2"}
+        bright = {int(Path(str(hit.path)).stem) < 12 for hit in gallery.search(file, k=8, method="brute_force")}
+        assert bright == {number < 12}
+    reopened = Gallery.open(tmp_path / "g")
+    assert sorted(item.label or "" for item in map(reopened.item, reopened.ids())) == sorted(
+        f"label {number % 3}" for number in range(24)
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import math
 import re
 import threading
 import urllib.error
@@ -218,17 +219,34 @@ def fetch_image(url: str, *, max_bytes: int = MAX_DOWNLOAD) -> Image.Image:
         raise ImageError(str(error).replace("The image", url, 1)) from error
 
 
-def center_square(image: Image.Image, size: int | None) -> np.ndarray:
-    """The image's centre as uint8, 3 x size x size: the shorter side fills the output, antialiased."""
+def center_square(
+    image: Image.Image, size: int | None, crop_pct: float = 1.0, interpolation: str = "bilinear"
+) -> np.ndarray:
+    """The image's centre as uint8, 3 x size x size, antialiased: the shorter side becomes ``size / crop_pct`` pixels.
+
+    At the defaults the square lies in the very centre; otherwise on whole pixels of the resized image, as in timm.
+    """
     image = to_rgb(image)
-    if size is not None and image.size != (size, size):
-        # Only the centre square is resampled: the same image as resizing first and cropping then,
+    exact = (crop_pct, interpolation) == (1.0, "bilinear")
+    if size is not None and not (exact and image.size == (size, size)):
+        # Only the square is resampled: the same image as resizing first and cropping then,
         # without the huge image in between that a very long and narrow one would become.
         side = min(image.size)
-        left, top = (image.width - side) / 2, (image.height - side) / 2
-        box = (left, top, left + side, top + side)
-        image = image.resize((size, size), Image.Resampling.BILINEAR, box=box)
+        if exact:
+            left, top = (image.width - side) / 2, (image.height - side) / 2
+            box = (left, top, left + side, top + side)
+        else:
+            (left, right), (top, bottom) = (_crop_span(long, side, size, crop_pct) for long in image.size)
+            box = (left, top, right, bottom)
+        image = image.resize((size, size), Image.Resampling[interpolation.upper()], box=box)
     return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
+
+
+def _crop_span(length: int, shorter: int, size: int, crop_pct: float) -> tuple[float, float]:
+    """Where on a side of ``length`` pixels lie those that timm's (torchvision's) resize and centre crop keep."""
+    resized = int(math.floor(size / crop_pct) * length / shorter)
+    first = round((resized - size) / 2)
+    return first * length / resized, (first + size) * length / resized
 
 
 def make_thumbnail(image: Image.Image, side: int) -> bytes:
