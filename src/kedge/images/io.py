@@ -54,6 +54,8 @@ _MAX_PER_BYTE = 10_000
 """Pixels of a large image for each byte of its file: deflate reaches 8,256, with one bit per pixel."""
 _DRAFT = 2048
 """A JPEG is decoded at 1/2, 1/4 or 1/8 of its size as long as both sides keep so many pixels."""
+_MAX_RATIO = 8
+"""Images that are longer and narrower are not resized as a whole: the result would be huge."""
 _STRIP = 2**20
 """Pixels that are turned into RGB at a time."""
 _REASONS: dict[type[Exception], str] = {
@@ -227,26 +229,28 @@ def center_square(
     At the defaults the square lies in the very centre; otherwise on whole pixels of the resized image, as in timm.
     """
     image = to_rgb(image)
-    exact = (crop_pct, interpolation) == (1.0, "bilinear")
-    if size is not None and not (exact and image.size == (size, size)):
-        # Only the square is resampled: the same image as resizing first and cropping then,
-        # without the huge image in between that a very long and narrow one would become.
+    filter = Image.Resampling[interpolation.upper()]
+    if size is not None and (crop_pct, interpolation) != (1.0, "bilinear"):
+        image = _resize_and_crop(image, size, math.floor(size / crop_pct), filter)
+    elif size is not None and image.size != (size, size):
+        # Only the centre square is resampled: the same image as resizing first and cropping then.
         side = min(image.size)
-        if exact:
-            left, top = (image.width - side) / 2, (image.height - side) / 2
-            box = (left, top, left + side, top + side)
-        else:
-            (left, right), (top, bottom) = (_crop_span(long, side, size, crop_pct) for long in image.size)
-            box = (left, top, right, bottom)
-        image = image.resize((size, size), Image.Resampling[interpolation.upper()], box=box)
+        left, top = (image.width - side) / 2, (image.height - side) / 2
+        image = image.resize((size, size), filter, box=(left, top, left + side, top + side))
     return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
 
 
-def _crop_span(length: int, shorter: int, size: int, crop_pct: float) -> tuple[float, float]:
-    """Where on a side of ``length`` pixels lie those that timm's (torchvision's) resize and centre crop keep."""
-    resized = int(math.floor(size / crop_pct) * length / shorter)
-    first = round((resized - size) / 2)
-    return first * length / resized, (first + size) * length / resized
+def _resize_and_crop(image: Image.Image, size: int, shorter: int, filter: Image.Resampling) -> Image.Image:
+    """The shorter side resized to ``shorter`` pixels, then the centre square: as torchvision's transforms do it."""
+    width, height = (int(shorter * side / min(image.size)) for side in image.size)
+    left, top = round((width - size) / 2), round((height - size) / 2)
+    right, bottom = left + size, top + size
+    if max(width, height) <= _MAX_RATIO * shorter:
+        # The whole image, although only its centre is kept: Pillow chooses by sizes which direction it resamples and
+        # rounds first.
+        return image.resize((width, height), filter).crop((left, top, right, bottom))
+    across, down = image.width / width, image.height / height
+    return image.resize((size, size), filter, box=(left * across, top * down, right * across, bottom * down))
 
 
 def make_thumbnail(image: Image.Image, side: int) -> bytes:
