@@ -10,6 +10,7 @@ from PIL import Image
 
 from kedge.datasets import cache, folder, sources
 from kedge.errors import ConfigError, DataError
+from kedge.images import Preprocessing
 
 COLOURS = ("red", "lime", "blue", "white")
 
@@ -217,3 +218,25 @@ def test_a_root_that_cannot_be_written(photos: Path, tmp_path: Path, monkeypatch
     monkeypatch.setenv("KEDGE_DATA", str(tmp_path / "file"))
     with pytest.raises(DataError, match=r"cannot be kept in .*KEDGE_DATA"):
         folder(photos, size=8)
+
+
+def test_crop_and_interpolation(photos: Path) -> None:
+    """Decoded as a model's Preprocessing decodes; each way has an array of its own."""
+    rng = np.random.default_rng(0)
+    fill(photos, {"a": 2, "b": 2})
+    for file in photos.rglob("*.png"):
+        Image.fromarray(rng.integers(0, 256, (30, 40, 3), dtype=np.uint8)).save(file)
+    for options in (
+        {},
+        {"crop_pct": 0.8},
+        {"interpolation": "bicubic"},
+        {"crop_pct": 0.8, "interpolation": "bicubic"},
+        {},
+    ):
+        dataset = folder(photos, size=16, **options)
+        preprocessing = Preprocessing(size=16, **options)
+        assert (dataset.crop_pct, dataset.interpolation) == (preprocessing.crop_pct, preprocessing.interpolation)
+        assert dataset.train.paths is not None
+        for row, path in enumerate(dataset.train.paths):
+            with Image.open(path) as image:
+                assert np.array_equal(dataset.train.take([row])[0].numpy(), preprocessing.to_pixels(image))

@@ -88,7 +88,8 @@ class ImageSplit:
 class Dataset:
     """Named classes, a training and a test split. ``flip`` is False where mirroring changes the class.
 
-    ``skipped`` lists images that could not be used: path and reason.
+    ``skipped`` lists images that could not be used: path and reason. ``crop_pct`` and ``interpolation`` are those of
+    the ``Preprocessing`` that decoded the images, where they were decoded from files.
     """
 
     name: str
@@ -97,6 +98,8 @@ class Dataset:
     test: ImageSplit
     flip: bool = True
     skipped: tuple[tuple[str, str], ...] = ()
+    crop_pct: float = 1.0
+    interpolation: str = "bilinear"
 
     def __post_init__(self) -> None:
         if len(self.classes) < 2:

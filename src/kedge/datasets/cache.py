@@ -30,6 +30,8 @@ __all__ = ["keep", "stored"]
 
 _VERSION = 3
 """Part of every array's name: raise it when the same images would decode to other pixels."""
+_DECODING = ("size", "crop_pct", "interpolation")
+"""The settings of a Preprocessing that say what an image decodes to."""
 _SIZE_SAMPLES = 16
 """So many images tell whether all have one size."""
 
@@ -42,12 +44,15 @@ def keep(
     *,
     size: int | None = None,
     most: int = 224,
+    crop_pct: float = 1.0,
+    interpolation: str = "bilinear",
     root: str | Path | None = None,
 ) -> Path:
     """Decode all images to squares of ``size`` pixels, and return where :func:`stored` finds them.
 
-    Without ``size`` it is that of the images, where all are squares of at most ``most`` pixels, else ``most``. What
-    was kept before is found again; datasets that cannot tell whether they changed are read again for that.
+    Without ``size`` it is that of the images, where all are squares of at most ``most`` pixels, else ``most``;
+    ``crop_pct`` and ``interpolation`` are as in ``Preprocessing``. What was kept before is found again; datasets that
+    cannot tell whether they changed are read again for that.
     """
     if size is not None and size < 1:
         raise ConfigError(f"size must be a positive number of pixels, not {size}.")
@@ -55,19 +60,23 @@ def keep(
         raise DataError(f"{train.name} has no images.")
     sources = [train] if test is None else [train, test]
     side = size or _common_side(train, most)
+    preprocessing = Preprocessing(size=side, crop_pct=crop_pct, interpolation=interpolation)
+    # What decodes as 0.1 did keeps the names it had then.
+    decoding = [value for name, value in preprocessing.to_json().items() if name in _DECODING]
     folder = data_root(root) / "decoded"
     identities = [source.identity for source in sources]
     # Of a folder, only the newest state is kept.
-    owner = f"{_hash([train.folder, side])}-" if train.folder else ""
-    key = None if None in identities else owner + _hash([_VERSION, side, train.name, identities])
+    owner = f"{_hash([train.folder, *decoding])}-" if train.folder else ""
+    key = None if None in identities else owner + _hash([_VERSION, *decoding, train.name, identities])
     if key is not None and _open(array := folder / f"{key}.npy") is not None:
         return array
     items = [(source, row) for source in sources for row in range(len(source))]
     part = folder / f"{secrets.token_hex(8)}.npy"
     try:
-        labels, skipped, digest = _decode(items, side, part)
+        labels, skipped, digest = _decode(items, side, preprocessing, part)
         classes, numbers = _number_classes(train, items, labels)
         notes = {"name": train.name, "train": len(train), "classes": classes, "labels": numbers, "skipped": skipped}
+        notes |= {"crop_pct": crop_pct, "interpolation": interpolation}
         key = key or _hash([digest, notes])
         # The notes first: an array under its final name is complete with all that belongs to it.
         with atomic_write(folder / f"{key}.json") as stream:
@@ -105,7 +114,10 @@ def stored(path: str | Path, test_fraction: float = 0.1, seed: int = 0, flip: bo
         parts = rows[train], rows[test]
     train_split, test_split = (ImageSplit(images, labels[part], part) for part in parts)
     skipped = tuple((item, reason) for item, reason in notes["skipped"])
-    return Dataset(notes["name"], tuple(notes["classes"]), train_split, test_split, flip=flip, skipped=skipped)
+    decoding = {name: notes[name] for name in ("crop_pct", "interpolation") if name in notes}
+    return Dataset(
+        notes["name"], tuple(notes["classes"]), train_split, test_split, flip=flip, skipped=skipped, **decoding
+    )
 
 
 def _open(array: Path) -> tuple[np.ndarray, dict[str, Any]] | None:
@@ -119,14 +131,15 @@ def _open(array: Path) -> tuple[np.ndarray, dict[str, Any]] | None:
     return (images, notes) if is_whole and images.dtype == np.uint8 else None
 
 
-def _decode(items: Items, size: int, array: Path) -> tuple[list[Label], list[tuple[str, str]], str]:
+def _decode(
+    items: Items, size: int, preprocessing: Preprocessing, array: Path
+) -> tuple[list[Label], list[tuple[str, str]], str]:
     """Write all images as an array, decoded in threads, a bounded number at a time; black where one cannot be used.
 
     Returns the label of each image (None where it cannot be used), names and reasons of those, and a digest of all
     pixels.
     """
     shape = (len(items), 3, size, size)
-    preprocessing = Preprocessing(size=size)
 
     def decode(item: tuple[Source, int]) -> tuple[np.ndarray, Label, str]:
         source, row = item

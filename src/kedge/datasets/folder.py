@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -19,8 +20,15 @@ from kedge.images import EXTENSIONS, list_classes, list_images
 __all__ = ["folder", "from_files", "write_pictures"]
 
 
-def folder(path: str | Path, size: int = 224, test_fraction: float = 0.1, seed: int = 0) -> Dataset:
-    """Read class folders, each image resized and cropped to ``size`` pixels.
+def folder(
+    path: str | Path,
+    size: int = 224,
+    test_fraction: float = 0.1,
+    seed: int = 0,
+    crop_pct: float = 1.0,
+    interpolation: str = "bilinear",
+) -> Dataset:
+    """Read class folders, each image resized and cropped to ``size`` pixels, as ``Preprocessing`` says.
 
     ``path`` holds the class folders, of which ``test_fraction`` is split off for testing; or it holds
     ``train/`` and ``test/`` (or ``val/``), each with class folders. Images that cannot be read are skipped
@@ -29,7 +37,8 @@ def folder(path: str | Path, size: int = 224, test_fraction: float = 0.1, seed: 
     base = Path(path).expanduser()
     splits = _split_folders(base)
     train, *tests = [_list_split(base, split) for split in splits]
-    dataset = from_files(train, tests[0] if tests else None, size=size, test_fraction=test_fraction, seed=seed)
+    decoding: dict[str, Any] = {"size": size, "crop_pct": crop_pct, "interpolation": interpolation}
+    dataset = from_files(train, tests[0] if tests else None, **decoding, test_fraction=test_fraction, seed=seed)
     if not tests and test_fraction > 0:
         _check_singles(base, dataset)
     beside = (file for split in splits for file in sorted(split.iterdir()) if file.is_file())
@@ -44,12 +53,15 @@ def from_files(
     test: FileSource | None,
     *,
     size: int,
+    crop_pct: float = 1.0,
+    interpolation: str = "bilinear",
     root: str | Path | None = None,
     test_fraction: float = 0.1,
     seed: int = 0,
 ) -> Dataset:
     """A dataset of files, decoded once; without ``test``, a fraction of each class is split off."""
-    dataset = stored(keep(train, test, size=size, root=root), test_fraction, seed)
+    array = keep(train, test, size=size, crop_pct=crop_pct, interpolation=interpolation, root=root)
+    dataset = stored(array, test_fraction, seed)
     files = [str(file) for file, _ in (*train.labelled, *(test.labelled if test else ()))]
 
     def with_paths(split: ImageSplit) -> ImageSplit:

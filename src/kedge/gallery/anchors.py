@@ -84,7 +84,9 @@ class Anchors:
 def anchors_of(table: Table, learned: np.ndarray | None, classes: Sequence[str]) -> Anchors:
     """The anchors for what the table holds now."""
     count = 0 if learned is None else len(learned)
-    means, names = _label_means(_labelled_batches(table, set(classes) if count else set()))
+    # Where nothing was learned, labels do not gather their items: their means would route worse than k-means.
+    batches = [] if learned is not None and not count else _labelled_batches(table, set(classes) if count else set())
+    means, names = _label_means(batches)
     vectors = [part for part in (learned, means) if part is not None and len(part)]
     if not vectors:
         centres = _centres(table)

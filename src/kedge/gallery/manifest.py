@@ -164,8 +164,9 @@ def open_model(location: Location, manifest: Manifest, model: Model | None) -> t
     return model, _learned_anchors(model)
 
 
-def _learned_anchors(model: Model) -> np.ndarray | None:
-    return None if model.anchors is None else model.anchors.cpu().numpy()
+def _learned_anchors(model: Model) -> np.ndarray:
+    """The anchors of a model; no rows where it was not trained."""
+    return np.zeros((0, model.dim), np.float32) if model.anchors is None else model.anchors.cpu().numpy()
 
 
 def _read_anchors(location: Location, manifest: Manifest) -> np.ndarray | None:

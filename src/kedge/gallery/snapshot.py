@@ -177,7 +177,8 @@ class SnapshotLoader:
         ids, embeddings = np.asarray(rows.column("id")), embeddings_of(rows, table.dim)
         labels, paths = rows.column("label").to_pylist(), rows.column("path").to_pylist()
         require_valid(ids, embeddings)
-        anchors = extend_anchors(anchors, embeddings, labels)
+        if self._learned is None or len(self._learned):
+            anchors = extend_anchors(anchors, embeddings, labels)
         lists = anchors.assign(embeddings, labels, by_label=self._by_label)
         return InvertedLists.in_memory(lists, len(anchors), ids, embeddings, labels, paths), anchors
 

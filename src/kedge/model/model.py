@@ -15,14 +15,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kedge.encoders import Encoder
+from kedge.encoders import DEFAULT_ENCODER, Encoder, build_encoder, pretrained_preprocessing
+from kedge.encoders.backbones import TIMM
+from kedge.encoders.transformers import HF
 from kedge.errors import ConfigError, ModelError
 from kedge.images import Preprocessing
 from kedge.losses.posterior import posterior_mean
 from kedge.model import hub
 from kedge.model.inference import Inference
 from kedge.model.inputs import ImageInput, pixel_batches, shape_text
-from kedge.model.io import read_description, read_weights, write_folder
+from kedge.model.io import described, read_description, read_weights, write_folder
 from kedge.model.shapes import check_shapes
 
 __all__ = ["Model", "Prediction", "Vectors"]
@@ -112,6 +114,11 @@ class Model:
     def width(self) -> int:
         """Size of a feature vector."""
         return self.encoder.width
+
+    @property
+    def has_features(self) -> bool:
+        """Whether features and embeddings are two spaces; without a head, an embedding is the features themselves."""
+        return self.posterior or not isinstance(self.encoder.head, nn.Identity)
 
     @property
     def anchors(self) -> Tensor | None:
@@ -271,6 +278,25 @@ class Model:
             "fingerprint": self.fingerprint,
         }
         write_folder(path, description, self._tensors())
+
+    @classmethod
+    def pretrained(cls, name: str = "auto", weights: str | Path = "default") -> Self:
+        """A pretrained encoder as a model without training: an embedding is its features, of length 1.
+
+        ``name`` is ``timm:<model>`` or ``hf:<model>``, whose weights say how images are prepared for them, or ``auto``:
+        EfficientNet-Lite0, whose weights the extra ``pretrained`` brings. ``weights`` as in ``build_encoder``.
+        """
+        name = DEFAULT_ENCODER if name == "auto" else name
+        if not name.startswith((TIMM, HF)):
+            raise ConfigError(f"name must be auto, {TIMM}<model> or {HF}<model>; found {name!r}.")
+        stored = described(weights)
+        preprocessing = (
+            pretrained_preprocessing(name) if stored is None else Preprocessing.from_json(stored["preprocessing"])
+        )
+        encoder = build_encoder(name, head="none", weights=weights, image_size=preprocessing.size)
+        return cls(
+            encoder.eval(), anchors=None, classes=(), preprocessing=preprocessing, loss="none", normalize=True
+        ).to("auto")
 
     @classmethod
     def load(cls, path: str | Path, device: str | torch.device = "auto", engine: str | None = None) -> Self:

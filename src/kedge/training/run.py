@@ -207,13 +207,16 @@ class _Run:
         flip_tta = self.recipe.flip_tta and self.dataset.flip and (self.recipe.freeze or self.recipe.augmentation.flip)
         weights = self.config.encoder.weights
         model = described(weights) if weights else None
+        # Cropped as the images that are trained on were when they were decoded.
+        decoding: Any = {"crop_pct": self.dataset.crop_pct, "interpolation": self.dataset.interpolation}
         if model is not None:
-            return replace(Preprocessing.from_json(model["preprocessing"]), size=size, flip_tta=flip_tta)
+            preprocessing = Preprocessing.from_json(model["preprocessing"])
+            return replace(preprocessing, size=size, flip_tta=flip_tta, **decoding)
         mean, std = (IMAGENET_MEAN, IMAGENET_STD) if self.recipe.normalize else (None, None)
         if "mean" in self._pretrained:
             # They divide pixels by 255, we by 256.
             mean, std = (tuple(value * 255 / 256 for value in self._pretrained[name]) for name in ("mean", "std"))
-        return Preprocessing(size=size, mean=mean, std=std, flip_tta=flip_tta)
+        return Preprocessing(size=size, mean=mean, std=std, flip_tta=flip_tta, **decoding)
 
     def _report(self) -> None:
         """Print what the user should know before the run starts."""
