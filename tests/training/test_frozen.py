@@ -19,9 +19,9 @@ from kedge.errors import ConfigError, DataError
 from kedge.gallery.ingest import index_folder
 from kedge.training import resume_run
 
-COLOURS = {"red": (200, 40, 40), "green": (40, 200, 40), "blue": (40, 40, 200), "grey": (120, 120, 120)}
+COLOURS = {"red": (140, 115, 115), "green": (115, 140, 115), "blue": (115, 115, 140), "grey": (120, 120, 120)}
 OVERRIDES = [
-    *("encoder=timm", "encoder.name=timm:test_resnet", "encoder.weights=null", "recipe=head", "recipe.epochs=4"),
+    *("encoder=timm", "encoder.name=timm:test_resnet", "encoder.weights=null", "recipe=head", "recipe.epochs=12"),
     *("recipe.batch_size=16", "recipe.size=32", "dataset.size=48", "split.holdout=0.3", "logger=none"),
 ]
 
@@ -35,7 +35,8 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, colour in COLOURS.items():
         (root / name).mkdir(parents=True)
         for number in range(20):
-            pixels = np.clip(generator.normal(colour, 50, (40, 60, 3)), 0, 255).astype(np.uint8)
+            tint = generator.normal(colour, 8)
+            pixels = np.clip(generator.normal(tint, 50, (40, 60, 3)), 0, 255).astype(np.uint8)
             Image.fromarray(pixels).save(root / name / f"{number:02}.png")
     (root / "red" / "empty.png").touch()
     (root / "grey" / "text.jpg").write_text("no photo")
@@ -95,6 +96,7 @@ def test_each_photo_is_decoded_and_encoded_once(
     for name, vectors in {"embeddings": embeddings, "features": unit}.items():
         expected = exact_map(vectors["held_out"], dataset.test.labels, vectors["train"], dataset.train.labels)
         assert gain[name] == pytest.approx(expected, abs=1e-3)
+        assert 0.3 < expected["mAP"] < 0.98
     assert f"mAP {gain['embeddings']['mAP']:.3f}".replace(" 0.", " .") in said
 
     distances = np.sort(1 - (unit["held_out"] @ unit["train"].T).max(1).values.numpy())
@@ -103,13 +105,12 @@ def test_each_photo_is_decoded_and_encoded_once(
         assert (calibration.accept, calibration.items) == (0.95, 20)
 
     no_pixels()
-    again = train(photos, overrides=[*OVERRIDES, "seed=1"], folder=tmp_path / "again")
+    again = train(photos, overrides=[*OVERRIDES, "split.seed=1"], folder=tmp_path / "again")
     assert again.fingerprint != model.fingerprint
     same = train(photos, overrides=OVERRIDES, folder=tmp_path / "same")
     assert same.fingerprint == model.fingerprint
     report = evaluate(model, dataset_of(run))
     assert report.queries == 8
-    assert report.accuracy > 0.7
     resume_run(run)
     gallery = Gallery.create(tmp_path / "gallery", model, thumbnails=0)
     assert len(index_folder(gallery, photos)) == 80
@@ -122,7 +123,7 @@ def test_a_gallery_holds_what_the_model_says(photos: Path, tmp_path: Path) -> No
     file = photos / "blue/07.png"
     gallery = Gallery.create(tmp_path / "gallery", model)
     index_folder(gallery, photos)
-    hit = gallery.search(file, k=1)[0]
+    hit = next(iter(gallery.search(file, k=1)))
     assert hit.path == str(file)
     assert hit.distance == pytest.approx(0, abs=1e-4)
 
@@ -135,7 +136,7 @@ def test_without_held_out_photos_there_is_no_gain(photos: Path, tmp_path: Path) 
     assert "calibration" not in json.loads((tmp_path / "run/model/model.json").read_text())
     # Anchors are the means of what it embeds.
     dataset = folder(photos, size=32)
-    embeddings = model.embed([file for file in dataset.train.paths])
+    embeddings = model.embed(list(dataset.train.paths))
     means = torch.stack([embeddings[dataset.train.labels == label].mean(0) for label in range(4)])
     torch.testing.assert_close(model.anchors, means, rtol=1e-3, atol=1e-3)
 

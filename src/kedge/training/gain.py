@@ -35,12 +35,12 @@ class Gain:
     features: dict[str, float]
 
     def __str__(self) -> str:
-        (map_, knn), (raw_map, raw_knn) = (
-            (f"{scores[name]:.3f}".removeprefix("0") for name in ("mAP", "1-NN"))
+        own, raw = (
+            {name: f"{score:.3f}".removeprefix("0") for name, score in scores.items()}
             for scores in (self.embeddings, self.features)
         )
-        text = f"On {self.queries:,} held-out images: mAP {map_} (raw features {raw_map}), "
-        text += f"first hit right {knn} ({raw_knn})."
+        text = f"On {self.queries:,} held-out images: mAP {own['mAP']} (raw features {raw['mAP']}), "
+        text += f"first hit right {own['1-NN']} ({raw['1-NN']})."
         if self.embeddings["mAP"] < self.features["mAP"]:
             text += " Training lost: search by the raw features (rank=looks), or check the labels and add images."
         return text
