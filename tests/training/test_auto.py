@@ -74,6 +74,7 @@ def test_weights_of_the_package_give_a_frozen_encoder_by_default(
     assert dataset.test.paths is not None
     decoded = model.preprocessing.to_pixels(read_image(dataset.test.paths[0]))
     assert np.array_equal(dataset.test.take([0])[0].numpy(), decoded)
+    assert (tmp_path / "run/gain.json").exists()
     # Even random features tell red from green and blue.
     assert evaluate(Model.load(tmp_path / "run"), dataset).accuracy > 0.9
 

@@ -2,46 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
-import numpy as np
-
-from kedge.errors import ConfigError, GalleryError
+from kedge.errors import GalleryError
 from kedge.gallery.location import FolderWatch, Location
 from kedge.gallery.schema import seal_json, unseal_json
 from kedge.io import atomic_write
+from kedge.model.calibration import Calibration
 
 __all__ = ["FILE", "Calibration", "CalibrationFile", "save_calibration"]
 
 FILE = "calibration.json"
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """Queries farther than `threshold` from their nearest anchor are unknown."""
-
-    threshold: float
-    accept: float
-    items: int
-
-    @classmethod
-    def from_distances(cls, distances: np.ndarray, accept: float) -> Calibration:
-        """The smallest threshold that accepts a share `accept` of items like these, which were not trained on.
-
-        The rank is raised by one item (split conformal prediction), so that the share holds for items to come and
-        not only for the ones at hand.
-        """
-        if not 0 < accept < 1:
-            raise ConfigError(f"accept must lie between 0 and 1, found {accept}.")
-        count = len(distances)
-        rank = math.ceil((count + 1) * accept)
-        if rank > count:
-            needed = math.ceil(accept / (1 - accept))
-            raise ConfigError(f"To accept {accept:g} of the items, at least {needed} are needed, found {count}.")
-        return cls(float(np.sort(distances)[rank - 1]), accept, count)
 
 
 def save_calibration(where: Location | Path, calibration: Calibration) -> None:

@@ -22,6 +22,7 @@ from kedge.images import Preprocessing, list_images, prefetch, read_image
 from kedge.images.io import make_thumbnail
 from kedge.io import atomic_write
 from kedge.model import Model
+from kedge.model.features import FeatureCache, vectors_of
 
 if TYPE_CHECKING:
     from kedge.gallery.gallery import Gallery
@@ -53,6 +54,8 @@ _BATCH = 64
 _PREFETCH = 2
 """Batches that are decoded while the encoder works on one."""
 _COMMIT_EVERY = 512
+_MIN_CACHED = 32
+"""Fewer images are encoded sooner than the cache of features is opened."""
 
 
 class Added(list[int]):
@@ -155,6 +158,7 @@ class Decoded(NamedTuple):
     """An image; no image and the reason; or neither, if the table has it already."""
 
     image: Tensor | None = None
+    """Its pixels; or its features, where they are cached."""
     hash: str = ""
     thumbnail: bytes | None = None
     reason: str = ""
@@ -187,7 +191,11 @@ def is_text(name: str) -> bool:
 
 
 def decode_file(
-    file: Path | StoredImage, existing: ExistingItem | None, preprocessing: Preprocessing, thumbnails: int
+    file: Path | StoredImage,
+    existing: ExistingItem | None,
+    preprocessing: Preprocessing,
+    thumbnails: int,
+    cache: FeatureCache | None = None,
 ) -> Decoded:
     """Read and decode one image for the encoder."""
     if not is_text(str(file)):
@@ -196,20 +204,31 @@ def decode_file(
         content = file.read_bytes()
     except (OSError, ImageError) as error:
         return Decoded(reason=getattr(error, "strerror", None) or str(error))
-    return decode(content, existing, preprocessing, thumbnails)
+    return decode(content, existing, preprocessing, thumbnails, cache)
 
 
-def decode(content: bytes, existing: ExistingItem | None, preprocessing: Preprocessing, thumbnails: int) -> Decoded:
-    """Decode the content of an image file for the encoder."""
+def decode(
+    content: bytes,
+    existing: ExistingItem | None,
+    preprocessing: Preprocessing,
+    thumbnails: int,
+    cache: FeatureCache | None = None,
+) -> Decoded:
+    """Decode the content of an image file for the encoder, unless its features are cached and no thumbnail needed."""
     digest = hashlib.sha256(content).hexdigest()
     if existing is not None and existing.hash == digest:
         return Decoded()
+    features = None if cache is None else cache.find(digest)
+    if features is not None and not thumbnails:
+        return Decoded(features, digest)
     try:
         image = read_image(content)
     except ImageError as error:
         return Decoded(reason=str(error))
     # Resized here, in the decoding threads: a full-size image is far larger than what the encoder sees.
     thumbnail = make_thumbnail(image, thumbnails) if thumbnails else None
+    if features is not None:
+        return Decoded(features, digest, thumbnail)
     return Decoded(torch.from_numpy(preprocessing.to_pixels(image)), digest, thumbnail)
 
 
@@ -278,17 +297,21 @@ def add_images(
         table.delete(old)
 
     def decode_item(file: Any) -> Decoded:
-        return decode_file(file, existing.get(str(file)), model.preprocessing, thumbnails)
+        return decode_file(file, existing.get(str(file)), model.preprocessing, thumbnails, cache)
 
     try:
-        with contextlib.closing(prefetch(decode_item, files, ahead=_PREFETCH * _BATCH)) as decoded:
+        with (
+            FeatureCache.of(model, enabled=len(files) >= _MIN_CACHED) as cache,
+            contextlib.closing(prefetch(decode_item, files, ahead=_PREFETCH * _BATCH)) as decoded,
+        ):
             for start in range(0, len(files), _BATCH):
                 batch = collate(start, files, list(islice(decoded, _BATCH)))
                 added.skipped += batch.skipped
                 added.present += batch.present
                 if batch.rows:
                     rows = batch.columns(first, files, columns["label"], metadata)
-                    fragments += table.write({**rows, "embedding": model.embed(batch.images).numpy()})
+                    vectors = vectors_of(model, rows["hash"], batch.images, cache)
+                    fragments += table.write({**rows, "embedding": vectors.embeddings.numpy()})
                     outdated += [existing[path].id for path in rows["path"] if path in existing]
                     added += rows["id"]
                 if len(added) - committed >= commit_every:
