@@ -1,9 +1,8 @@
-"""How far from every anchor a query is unknown: a threshold calibrated on held-out items."""
+"""When a query is unknown: how far from every anchor, how unlike every item; calibrated on held-out items."""
 
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 
 from kedge.errors import GalleryError
@@ -21,7 +20,7 @@ def save_calibration(where: Location | Path, calibration: Calibration) -> None:
     """Write it into the gallery."""
     location = Location.of(where)
     with atomic_write(location.folder / FILE) as stream:
-        stream.write(seal_json(asdict(calibration)))
+        stream.write(seal_json(calibration.to_json()))
     location.upload(FILE)
 
 

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from kedge.datasets.external import sources_of
 from kedge.datasets.sources import Source
 from kedge.errors import DataError, ImageError
-from kedge.gallery.schema import COLUMNS
+from kedge.gallery.distances import unit_rows
 from kedge.gallery.table import Table
 from kedge.images import Preprocessing, list_images, prefetch, read_image
 from kedge.images.io import make_thumbnail
 from kedge.io import atomic_write
-from kedge.model import Model
+from kedge.model import Model, Vectors
 from kedge.model.features import FeatureCache, vectors_of
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ __all__ = [
     "index_folder",
     "is_text",
     "list_with_labels",
+    "vector_columns",
     "write_unreadable",
 ]
 
@@ -246,6 +248,14 @@ def collate(first: int, files: Sequence[Any], decoded: Sequence[Decoded]) -> Bat
     )
 
 
+def vector_columns(vectors: Vectors, columns: Collection[str]) -> dict[str, np.ndarray]:
+    """The columns of vectors of some images, for a table with these columns."""
+    made = {"embedding": vectors.embeddings.numpy()}
+    if "features" in columns:
+        made["features"] = unit_rows(vectors.features.numpy())
+    return made
+
+
 # ---------------------------------------------------------------------- adding
 
 
@@ -279,7 +289,8 @@ def add_images(
     added = Added(len(files))
     first = table.reserve_ids(len(files))
     table.add_columns(columns)
-    metadata = {name: values for name, values in columns.items() if name not in COLUMNS}
+    own = table.own_columns
+    metadata = {name: values for name, values in columns.items() if name not in own}
     report = progress or (lambda _: None)
     report(added)
     fragments: list[Any] = []
@@ -310,8 +321,9 @@ def add_images(
                 added.present += batch.present
                 if batch.rows:
                     rows = batch.columns(first, files, columns["label"], metadata)
-                    vectors = vectors_of(model, rows["hash"], batch.images, cache)
-                    fragments += table.write({**rows, "embedding": vectors.embeddings.numpy()})
+                    fragments += table.write(
+                        rows | vector_columns(vectors_of(model, rows["hash"], batch.images, cache), own)
+                    )
                     outdated += [existing[path].id for path in rows["path"] if path in existing]
                     added += rows["id"]
                 if len(added) - committed >= commit_every:

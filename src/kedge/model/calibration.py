@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,8 @@ class Calibration:
     """The share of images like the held-out ones that count as known."""
     items: int
     """Held-out images that it was calibrated on."""
+    cosine: float | None = None
+    """In a gallery with features, queries whose nearest item of a trained class has a smaller cosine are unknown."""
 
     @classmethod
     def from_distances(cls, distances: np.ndarray, accept: float) -> Calibration:
@@ -43,9 +45,17 @@ class Calibration:
             raise ConfigError(f"To accept {accept:g} of the items, at least {needed} are needed, found {count}.")
         return cls(float(np.sort(distances)[rank - 1]), accept, count)
 
+    def with_cosines(self, cosines: np.ndarray) -> Calibration:
+        """The same with the largest cosine that accepts that share of items with these."""
+        return replace(self, cosine=-self.from_distances(-cosines, self.accept).threshold)
+
+    def to_json(self) -> dict[str, float]:
+        """Its values; without a cosine, those that earlier releases read."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
     @classmethod
     def from_json(cls, values: Any) -> Calibration | None:
-        """The calibration that `asdict` made plain; None where there is none."""
+        """The calibration that `to_json` made plain; None where there is none."""
         if values is None:
             return None
         calibration = cls(float(values["threshold"]), float(values["accept"]), int(values["items"]))

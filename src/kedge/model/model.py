@@ -7,7 +7,7 @@ import json
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -290,7 +290,7 @@ class Model:
             "fingerprint": self.fingerprint,
         }
         if self.calibration is not None:
-            description["calibration"] = asdict(self.calibration)
+            description["calibration"] = self.calibration.to_json()
         write_folder(path, description, self._tensors())
 
     @classmethod

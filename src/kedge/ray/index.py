@@ -15,7 +15,15 @@ import pyarrow as pa
 
 from kedge.errors import ConfigError, DataError
 from kedge.gallery import Added, Gallery
-from kedge.gallery.ingest import UNREADABLE, ExistingItem, collate, decode_file, existing_items, write_unreadable
+from kedge.gallery.ingest import (
+    UNREADABLE,
+    ExistingItem,
+    collate,
+    decode_file,
+    existing_items,
+    vector_columns,
+    write_unreadable,
+)
 from kedge.gallery.location import Location
 from kedge.gallery.table import Table
 from kedge.images import Preprocessing
@@ -53,7 +61,8 @@ def index_with_ray(
     if not len(listing):
         raise DataError(f"{source} holds no images: give the folder that holds them.")
     with connect(address, workers) as cluster, gallery.writing() as table:
-        pipeline = _Pipeline(gallery, gallery.model, workers or cluster.gpus or cluster.cpus, gpu=cluster.gpus > 0)
+        embedders = workers or cluster.gpus or cluster.cpus
+        pipeline = _Pipeline(gallery, gallery.model, table.own_columns, embedders, gpu=cluster.gpus > 0)
         added = _index(pipeline, table, listing, progress or (lambda _: None))
     write_unreadable(gallery.path / UNREADABLE, added.skipped)
     return added
@@ -105,6 +114,8 @@ class _Pipeline:
 
     gallery: Gallery
     model: Model
+    columns: tuple[str, ...]
+    """Those of the table that are not the user's."""
     embedders: int
     gpu: bool
 
@@ -124,7 +135,7 @@ class _Pipeline:
             .map_batches(decoder, num_cpus=_DECODE_CPUS, **single)
             .map_batches(
                 Embedder,
-                fn_constructor_args=([shared],),
+                fn_constructor_args=([shared], self.columns),
                 concurrency=min(self.embedders, len(tasks)),
                 num_cpus=_EMBED_CPUS,
                 num_gpus=1 if self.gpu else 0,
@@ -181,18 +192,19 @@ class Decoder:
 class Embedder:
     """Holds the model, on a GPU if the worker was given one."""
 
-    def __init__(self, model: list[Any]) -> None:
+    def __init__(self, model: list[Any], columns: tuple[str, ...]) -> None:
         import ray
 
         # In a list it comes as a reference, which a worker that takes over can still follow.
         shared: Model = ray.get(model[0])
         self._model = copy.deepcopy(shared).to("auto")
+        self._columns = columns
 
     def __call__(self, rows: Rows) -> Rows:
-        """Embeddings in the place of pixels."""
+        """Vectors in the place of pixels."""
         entry, images, columns = unpack(rows)
         if images:
-            columns["embedding"] = self._model.embed(images).numpy()
+            columns |= vector_columns(self._model.vectors(images), self._columns)
         return pack((entry, columns))
 
 
