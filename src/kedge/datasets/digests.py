@@ -26,7 +26,7 @@ _TABLE = "CREATE TABLE IF NOT EXISTS digests (path BLOB PRIMARY KEY, digest TEXT
 def file_state(file: str | Path) -> FileState:
     """What changes when a file does: its size and time; reading one that is not there will say why."""
     try:
-        status = os.stat(file)
+        status = Path(file).stat()
     except OSError:
         return -1, 0
     return status.st_size, status.st_mtime_ns
@@ -85,7 +85,7 @@ def _connect() -> sqlite3.Connection:
 
 
 def _key(file: str | Path) -> bytes:
-    return os.fsencode(os.path.abspath(file))
+    return os.fsencode(Path(file).absolute())
 
 
 def _seal(file: str | Path, state: FileState, digest: object) -> str:
@@ -94,5 +94,5 @@ def _seal(file: str | Path, state: FileState, digest: object) -> str:
 
 
 def _hash(file: str | Path) -> str:
-    with open(file, "rb") as stream:
+    with Path(file).open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

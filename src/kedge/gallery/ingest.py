@@ -321,9 +321,8 @@ def add_images(
                 added.present += batch.present
                 if batch.rows:
                     rows = batch.columns(first, files, columns["label"], metadata)
-                    fragments += table.write(
-                        rows | vector_columns(vectors_of(model, rows["hash"], batch.images, cache), own)
-                    )
+                    vectors = vectors_of(model, rows["hash"], batch.images, cache)
+                    fragments += table.write(rows | vector_columns(vectors, own))
                     outdated += [existing[path].id for path in rows["path"] if path in existing]
                     added += rows["id"]
                 if len(added) - committed >= commit_every:
