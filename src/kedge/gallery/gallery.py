@@ -57,7 +57,7 @@ class Gallery:
         self.thumbnails = int(manifest.thumbnails)
         self.features = int(manifest.features)
         """The size of the features that it keeps beside its embeddings; 0: it keeps none."""
-        self._calibration = CalibrationFile(self.path)
+        self._calibration = CalibrationFile(location)
         self._calibration.load()
         self._table = Table(location, self.dim, memory=memory)
         self._has_learned = learned is not None and len(learned) > 0
@@ -279,6 +279,7 @@ class Gallery:
                 calibration = calibration.with_cosines(known_cosines(pair, unit_rows(features)))
         with self.writing():
             save_calibration(self.location, calibration)
+            self._calibration.invalidate()
         return calibration
 
     def optimize(self, *, forget: float | None = None) -> None:
