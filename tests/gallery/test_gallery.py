@@ -9,6 +9,7 @@ from PIL import Image
 from kedge.encoders import build_encoder
 from kedge.errors import ConfigError, GalleryError, ImageError
 from kedge.gallery import Gallery, ingest
+from kedge.gallery import anchors as anchors_module
 from kedge.images import Preprocessing
 from kedge.model import Model
 
@@ -328,7 +329,12 @@ def test_behind_an_empty_list_comes_the_next(gallery: Gallery) -> None:
 
 
 @pytest.mark.parametrize("folded", [False, True])
-def test_without_training_labels_are_kept_and_do_not_route(tmp_path: Path, folded: bool) -> None:
+@pytest.mark.parametrize("many", [False, True], ids=["all items", "k-means"])
+def test_without_training_labels_are_kept_and_do_not_route(
+    tmp_path: Path, folded: bool, many: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if many:
+        monkeypatch.setattr(anchors_module, "EXACT_ITEMS", 0)
     rng = np.random.default_rng(0)
     encoder = build_encoder("resnet10", stem="imagenet", head="none").eval()
     model = Model(encoder, anchors=None, classes=(), preprocessing=Preprocessing(32), normalize=True)
@@ -344,7 +350,7 @@ def test_without_training_labels_are_kept_and_do_not_route(tmp_path: Path, folde
         assert gallery.item(id).label == Path(str(gallery.item(id).path)).parent.name
     anchors = gallery.snapshot().anchors
     assert set(anchors.names) == {None}
-    assert len(anchors) > 1
+    assert (len(anchors) > 1) == many
     items = np.stack([gallery.vector(id) for id in gallery.ids()])
     nearest = ((items[:, None] - anchors.vectors[None]) ** 2).sum(2).argmin(1)
     for id in gallery.ids()[:5]:

@@ -28,6 +28,7 @@ from kedge.gallery.location import Location
 from kedge.gallery.table import Table
 from kedge.images import Preprocessing
 from kedge.model import Model
+from kedge.model.features import FeatureCache, vectors_of
 from kedge.ray.cluster import connect
 from kedge.ray.journal import Entry, Journal
 from kedge.ray.lance_index import absolute_location
@@ -204,7 +205,9 @@ class Embedder:
         """Vectors in the place of pixels."""
         entry, images, columns = unpack(rows)
         if images:
-            columns |= vector_columns(self._model.vectors(images), self._columns)
+            # Not Model.vectors: what is decoded would be cropped once more.
+            vectors = vectors_of(self._model, columns["hash"], images, FeatureCache.of(self._model, enabled=False))
+            columns |= vector_columns(vectors, self._columns)
         return pack((entry, columns))
 
 

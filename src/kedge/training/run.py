@@ -146,7 +146,8 @@ class _Run:
             self.whole_dataset: Dataset = build_dataset(config.dataset, scan)
         self.dataset = leave_classes_out(self.whole_dataset, split.unseen, split.seed)
         self.images, self.held_out = train_val_split(self.dataset.train, split.holdout, split.shots, split.seed)
-        self._prepare_encoder(min(self.dataset.train.size), self.dataset.flip)
+        decoding = self.dataset.crop_pct, self.dataset.interpolation
+        self._prepare_encoder(min(self.dataset.train.size), self.dataset.flip, *decoding)
         self.loss = self._loss()
         # Convolutions on a GPU are faster with channels last.
         self.memory_format = torch.channels_last if self.device.type == "cuda" else torch.contiguous_format
@@ -198,20 +199,23 @@ class _Run:
 
     def _scan(self, files: Sequence[str]) -> dict[int, str]:
         """Compute the features of a folder's files; those that cannot be read, and why."""
-        self._prepare_encoder(self.config.dataset.get("size", 224), flip=True)
+        dataset = self.config.dataset
+        decoding = dataset.get("crop_pct", 1.0), dataset.get("interpolation", "bilinear")
+        self._prepare_encoder(dataset.get("size", 224), True, *decoding)
         model = feature_model(self.encoder, self.preprocessing, self.device)
         _, unreadable = file_features(model, files)
         self.encoder.train()
         return unreadable
 
-    def _prepare_encoder(self, image_size: int, flip: bool) -> None:
+    def _prepare_encoder(self, image_size: int, flip: bool, crop_pct: float, interpolation: str) -> None:
         """Encoder and preprocessing, once: features may be needed before the dataset is known."""
         if hasattr(self, "encoder"):
             return
         input_size = self._pretrained.get("input_size") if self.recipe.freeze else None
         size = self.recipe.size or (input_size[-1] if input_size else image_size)
         self.encoder = self._encoder(size)
-        self.preprocessing = self._preprocessing(size, flip)
+        # Cropped as the images that are trained on are when they are decoded.
+        self.preprocessing = replace(self._preprocessing(size, flip), crop_pct=crop_pct, interpolation=interpolation)
 
     @cached_property
     def _heads(self) -> tuple[str, ...]:
@@ -251,16 +255,13 @@ class _Run:
         flip_tta = self.recipe.flip_tta and flip and (self.recipe.freeze or self.recipe.augmentation.flip)
         weights = self.config.encoder.weights
         model = described(weights) if weights else None
-        # Cropped as the images that are trained on were when they were decoded.
-        decoding: Any = {"crop_pct": self.dataset.crop_pct, "interpolation": self.dataset.interpolation}
         if model is not None:
-            preprocessing = Preprocessing.from_json(model["preprocessing"])
-            return replace(preprocessing, size=size, flip_tta=flip_tta, **decoding)
+            return replace(Preprocessing.from_json(model["preprocessing"]), size=size, flip_tta=flip_tta)
         mean, std = (IMAGENET_MEAN, IMAGENET_STD) if self.recipe.normalize else (None, None)
         if "mean" in self._pretrained:
             # They divide pixels by 255, we by 256.
             mean, std = (tuple(value * 255 / 256 for value in self._pretrained[name]) for name in ("mean", "std"))
-        return Preprocessing(size=size, mean=mean, std=std, flip_tta=flip_tta, **decoding)
+        return Preprocessing(size=size, mean=mean, std=std, flip_tta=flip_tta)
 
     def _report(self) -> None:
         """Print what the user should know before the run starts."""
