@@ -246,7 +246,7 @@ def test_the_models_calibration_and_the_gallerys(tmp_path: Path, model: Model) -
     cosines = (QUERIES.features @ trained.T).max(axis=1)
     threshold = float(np.sort(cosines)[20])
     opened = Gallery.open(filled.gallery.path, model)
-    opened.model = SimpleNamespace(calibration=SimpleNamespace(threshold=threshold + 1e-6))  # type: ignore[assignment]
+    opened.model = SimpleNamespace(calibration=SimpleNamespace(threshold=1 - (threshold + 1e-6)))  # type: ignore[assignment]
     for results in (ask(opened), [ask(opened, slice(row, row + 1))[0] for row in range(40)]):
         assert [result.unknown for result in results] == (cosines < threshold + 1e-6).tolist()
         assert {result.rank for result in results if result.unknown} == {"looks"}
