@@ -17,7 +17,7 @@ torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 2)))
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What starts processes takes longest, and begins first, so that workers side by side end together."""
-    long = {"test_docs.py", "training", "reproduce", "cli", "serving"}
+    long = {"test_docs.py", "ray", "training", "reproduce", "evaluation", "cli", "serving"}
     items.sort(key=lambda item: long.isdisjoint(item.path.relative_to(config.rootpath).parts))
 
 

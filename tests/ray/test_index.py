@@ -72,7 +72,7 @@ def test_the_same_as_without_and_only_what_is_new(
         patch.setattr(Journal, "remove", killed)
         patch.setattr(Journal, "resume", lambda *_: False)
         with pytest.raises(KeyboardInterrupt):
-            index_with_ray(gallery, photos)
+            index_with_ray(gallery, photos, workers=1)
     (gallery.path / "journal").rename(tmp_path / "journal")
     assert_same(gallery, local)
     (tmp_path / "journal").rename(gallery.path / "journal")
@@ -89,7 +89,7 @@ def test_the_same_as_without_and_only_what_is_new(
         draw(changed, 3000)
         (tmp_path / "some.txt").write_text("\n".join(map(str, files)))
         seen: list[int] = []
-        ours = index_with_ray(gallery, tmp_path / "some.txt", progress=lambda one: seen.append(one.done))
+        ours = index_with_ray(gallery, tmp_path / "some.txt", workers=1, progress=lambda one: seen.append(one.done))
         theirs = other.add(files)
     finally:
         changed.write_bytes(before)

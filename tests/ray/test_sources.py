@@ -129,7 +129,7 @@ def test_shards_from_the_shell(model: Model, pictures: list[Path], tmp_path: Pat
         return done.stdout
 
     where = ("--gallery", tmp_path / "g", "--model", tmp_path / "model")
-    assert "40 added, 0 already there, 0 unreadable" in run("index", shards, *where, "--runner", "ray")
+    assert "40 added, 0 already there, 0 unreadable" in run("index", shards, *where, "--runner", "ray", "--workers", 1)
     gallery = Gallery.open(tmp_path / "g", model)
     assert [gallery.item(id).label for id in (0, 3, 30)] == ["seven", None, "seven"]
     wanted = model.embed(pictures[:40]).numpy()

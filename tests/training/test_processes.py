@@ -256,10 +256,10 @@ def gone(number: int) -> bool:
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks into /proc")
 @pytest.mark.parametrize(
-    "ends", [("INT", "worker"), pytest.param(("TERM", "parent"), marks=pytest.mark.soak)], ids=" and ".join
+    "ends", [("worker",), pytest.param(("INT", "TERM", "parent"), marks=pytest.mark.soak)], ids=" and ".join
 )
 def test_a_signal_or_a_killed_process_ends_all_and_leaves_a_checkpoint(ends: tuple[str, str], tmp_path: Path) -> None:
-    """Ctrl-C beside a killed worker, and a request to end beside a killed parent."""
+    """A killed worker; Ctrl-C, a request to end and a killed parent side by side."""
     long = ["trainer.accelerator=cpu", "trainer.devices=2", "recipe.epochs=5000"]
     running = {name: command("kedge", "train", *sample(tmp_path / name), *long) for name in ends}
     workers: dict[str, list[int]] = {}
