@@ -438,7 +438,12 @@ class Gallery:
         """A snapshot, and that of the looks space of the same version."""
         looks, pair = self._looks_loader().at(snapshot.version), self._pair
         if pair is None or pair.classes is not snapshot or pair.looks is not looks:
-            self._pair = pair = Pair(snapshot, looks)
+            try:
+                pair = Pair(snapshot, looks)
+            except DamagedLists:
+                snapshot = self._snapshots.repaired(snapshot)
+                pair = Pair(snapshot, self._looks_loader().at(snapshot.version))
+            self._pair = pair
         return pair
 
     def _looks_loader(self) -> SnapshotLoader:
