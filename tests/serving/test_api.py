@@ -69,12 +69,10 @@ def test_a_picture_finds_its_class(api: TestClient, built: Path, query: Query) -
         assert [hit["distance"] for hit in search["hits"]] == pytest.approx(expected.distances, abs=1e-4)
 
 
-def test_hits_are_ranked_by_class_or_by_looks(api: TestClient, built: Path, query: Query) -> None:
+def test_hits_are_ranked_by_class_or_by_looks(api: TestClient, built: Path, query: Query, black_picture: bytes) -> None:
     gallery = Gallery.open(built)
-    black = io.BytesIO()
-    Image.new("RGB", (12, 12)).save(black, "PNG")
     chosen = set()
-    for picture, rank in product((query("level"), query("slanted"), black.getvalue(), 7), ("auto", "class", "looks")):
+    for picture, rank in product((query("level"), query("slanted"), black_picture, 7), ("auto", "class", "looks")):
         asked = {"k": 5, "rank": rank}
         if isinstance(picture, int):
             answer = api.get(f"/items/{picture}/similar", params=asked).json()
