@@ -125,6 +125,24 @@ def test_search_by_picture(gallery: Path, photos: Path) -> None:
     assert [hit["label"] for hit in only] == ["dogs"] * 4
 
 
+def test_search_by_looks_or_as_suits_the_query(gallery: Path, photos: Path) -> None:
+    opened, query = Gallery.open(gallery), photos / "owls" / "1.png"
+    for rank in ("auto", "looks", "class"):
+        expected = opened.search(query, rank=rank)  # type: ignore[arg-type]
+        found = json.loads(said("search", gallery, query, "--rank", rank, "--json"))
+        assert (found["rank"], found["anchors"]) == (expected.rank, expected.anchors)
+        assert [hit["id"] for hit in found["hits"]] == expected.ids
+    # The model never saw owls, of which this is one.
+    assert opened.search(query).rank == "looks"
+    lines = {
+        rank: said("search", gallery, query, "--rank", rank).splitlines()[-1] for rank in ("auto", "looks", "class")
+    }
+    assert lines["auto"].startswith("by looks: unlike any trained class · searched in ")
+    assert lines["looks"].startswith("by looks · searched in ")
+    assert lines["class"].startswith(f"by class: {opened.search(query, rank='class').anchors[0]} · searched in ")
+    assert "rank must be one of" in sentence("search", gallery, query, "--rank", "colour")
+
+
 def test_search_by_id_leaves_the_item_out(gallery: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = hits(gallery, "3", "--method", "brute_force")
     assert len(found) == 12

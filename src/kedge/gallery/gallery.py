@@ -60,10 +60,17 @@ class Gallery:
         self._calibration = CalibrationFile(self.path)
         self._calibration.load()
         self._table = Table(location, self.dim, memory=memory)
-        by_label, has_features = self.lists == "label", self.features > 0
-        space = Space(self.dim, learned=learned, classes=self.classes, by_label=by_label, learned_first=has_features)
+        self._has_learned = learned is not None and len(learned) > 0
+        space = Space(
+            self.dim,
+            learned=learned,
+            classes=self.classes,
+            by_label=self.lists == "label",
+            learned_first=self.features > 0,
+            scale_means=self.features == 0 and manifest.format >= 3,  # earlier ones answer as they did
+        )
         self._snapshots = SnapshotLoader(self._table, space)
-        self._looks = SnapshotLoader(self._table, Space.of_looks(self.features)) if has_features else None
+        self._looks = SnapshotLoader(self._table, Space.of_looks(self.features)) if self.features else None
         self._loaders = [loader for loader in (self._snapshots, self._looks) if loader is not None]
         self._pair: Pair | None = None
         self._judged = set(self.classes)
@@ -493,7 +500,7 @@ class Gallery:
         Not in a gallery that keeps features, where new anchors take no part in routing.
         """
         added = {label for label in labels if label is not None} - self._judged
-        if self.features or not added or not self.snapshot().anchors.learned:
+        if not added or self.features or not self._has_learned:
             yield
             return
         added -= set(self.snapshot().anchors.names)

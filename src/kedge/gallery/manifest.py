@@ -49,6 +49,7 @@ class Manifest:
     """Of the lists that earlier releases wrote; such lists are rebuilt."""
     features: int = 0
     """The size of the features that it keeps beside its embeddings; 0: it keeps none."""
+    format: int = FORMAT
 
     def __post_init__(self) -> None:
         if self.lists not in get_args(ListKind):
@@ -97,7 +98,7 @@ def create_folder(
             manifest = replace(manifest, anchors=zlib.crc32((part / _ANCHORS).read_bytes()))
         if location.url is None:
             Table.create(part, dim, manifest.features)
-        (part / FILE).write_bytes(seal_json({"kind": KIND, "format": FORMAT, **asdict(manifest)}, indent=2))
+        (part / FILE).write_bytes(seal_json({"kind": KIND, **asdict(manifest)}, indent=2))
         part.rename(folder)
     finally:
         shutil.rmtree(part, ignore_errors=True)
@@ -149,7 +150,7 @@ def read_manifest(location: Location) -> Manifest:
     try:
         # Galleries of format 1 have no checksum.
         values = unseal_json(content, optional=written == 1)
-        return Manifest(**{name: value for name, value in values.items() if name not in ("kind", "format")})
+        return Manifest(**{name: value for name, value in values.items() if name != "kind"})
     except (TypeError, ValueError, ConfigError) as error:
         raise GalleryError(f"{file} is damaged: it is not as it was written; bring it back from a backup.") from error
 
