@@ -49,6 +49,16 @@ class Pair:
         self.foreign = self._order[self._offsets[learned] :]
         """The rows of labels that the model never saw."""
 
+    def features(self, id: int) -> np.ndarray | None:
+        """The features of one item, compared with their checksums; None where it has none."""
+        rows = np.flatnonzero((self.ids == id) & (self.lists >= 0))
+        if not len(rows):
+            return None
+        part = int(np.searchsorted(self.starts, rows[0], side="right")) - 1
+        lists, row = self.looks.parts[part].lists, rows[:1] - self.starts[part]
+        lists.verify_rows(row)
+        return np.array(lists.vectors[row[0]])
+
     def rows_in(self, lists: np.ndarray) -> np.ndarray:
         """The rows of some class lists."""
         bounds = zip(self._offsets[lists].tolist(), self._offsets[lists + 1].tolist(), strict=True)
