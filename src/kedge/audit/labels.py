@@ -1,99 +1,95 @@
-"""Distances of items to the anchors: wrong labels and outliers."""
+"""Labels that look wrong, and items that look like no other.
+
+Each item gets the probabilities of all labels from a ridge classifier on the vectors, fitted to the labels of all *other*
+items: leave-one-out, in closed form. A label is then wrong with a probability that follows from a mixture: with a share
+ε of labels wrong, and these drawn from all others alike, an item x of the label y is wrong with odds
+ε (1 − p(y|x)) / (C − 1) to (1 − ε) p(y|x). The temperature of the probabilities and ε are fitted by maximum likelihood,
+so that what is hard to tell does not count as wrong.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from kedge.audit.items import Items
+from kedge.audit.neighbours import Neighbours
 from kedge.audit.report import Finding
 
-__all__ = ["AnchorDistances", "find_outliers", "find_wrong_labels", "measure", "robust_spread"]
+__all__ = ["find_outliers", "find_wrong_labels", "robust_spread", "typical_images"]
 
-_CANDIDATES = 4
-"""Anchors, nearest in float32, whose distances are then computed in float64 by differences."""
+_MIN_ITEMS = 4
+"""Labels with fewer items are not judged: left out, they leave too little of their label."""
+_RIDGE = 1.0
+"""Regularisation, as a share of the mean variance of the numbers of a vector."""
+_FIT = 1 << 22
+"""Probabilities by which temperature and ε are fitted."""
+_TEMPERATURES = np.geomspace(0.01, 1, 40)
+_SHARES = np.geomspace(1e-4, 0.4, 40)
 _FAR = 3.5
 """Robust standard deviations from which an item counts as an outlier."""
-_MIN_ITEMS = 10
-"""Classes with fewer items have no outliers: their spread is not known."""
+_MIN_SPREAD = 10
+"""Labels with fewer items have no outliers: their spread is not known."""
+_TYPICAL = 3
 
 
 @dataclass(frozen=True)
-class AnchorDistances:
-    """Distances of each item to its anchors."""
+class _Classifier:
+    """A ridge classifier in which all labels weigh alike, and which can leave out the item that it is asked about."""
 
-    cells: np.ndarray
-    """The nearest anchor."""
-    own: np.ndarray
-    """Distance to the anchor of its label; to the nearest one without a label."""
-    rival: np.ndarray
-    """The nearest anchor of another label."""
-    excess: np.ndarray
-    """How much nearer the rival is than its own anchor, as a share of the distance between the two: at most 1."""
+    centre: np.ndarray
+    inverse: np.ndarray
+    """Of the regularised covariance."""
+    weights: np.ndarray
+    shares: np.ndarray
+    """Of one item of each label in the fit."""
 
+    @classmethod
+    def fit(cls, items: Items, rows: np.ndarray, labels: np.ndarray) -> _Classifier:
+        """Least squares to the labels, one pass over the vectors."""
+        counts = np.bincount(labels)
+        shares, width = 1 / (counts * len(counts)), items.anchors.vectors.shape[1]
+        sums, products = np.zeros((len(counts), width)), np.zeros((width, width))
+        for block, vectors in items.blocks(np.arange(len(rows)), rows):
+            weighted = vectors.T.astype(np.float64) * shares[labels[block]]
+            np.add.at(sums, labels[block], weighted.T)
+            products += weighted @ vectors
+        centre = sums.sum(axis=0)
+        covariance = products - np.outer(centre, centre)
+        ridge = max(_RIDGE * float(np.trace(covariance)) / width, 1e-12)
+        inverse = np.linalg.inv(covariance + ridge * np.eye(width))
+        return cls(centre, inverse, inverse @ (sums - centre / len(counts)).T, shares)
 
-def measure(items: Items) -> AnchorDistances:
-    """Measure every item against the anchors, one block of items at a time."""
-    count = len(items)
-    cells, rival = np.zeros(count, np.int64), np.zeros(count, np.int64)
-    own, excess = np.zeros(count), np.full(count, -1.0)
-    # Around their mean the numbers are small, so that fewer digits are lost.
-    centre = items.anchors.vectors.mean(axis=0)
-    centred = items.anchors.vectors - centre
-    half_norms = np.einsum("ij,ij->i", centred, centred) / 2
-    anchors = items.anchors.vectors.astype(np.float64)
-    candidates = min(_CANDIDATES, len(anchors))
-    for rows, vectors in items.blocks():
-        scores = (vectors - centre) @ centred.T
-        np.subtract(half_norms, scores, out=scores)
-        near = np.sort(np.argpartition(scores, candidates - 1, axis=1)[:, :candidates], axis=1)
-        exact = np.linalg.norm(anchors[near] - vectors[:, None], axis=2)
-        order = np.argsort(exact, axis=1, kind="stable")
-        near, exact = np.take_along_axis(near, order, 1), np.take_along_axis(exact, order, 1)
-        cells[rows] = near[:, 0]
-        classes = np.where(items.classes[rows] < 0, near[:, 0], items.classes[rows])
-        own[rows] = np.linalg.norm(anchors[classes] - vectors, axis=1)
-        if len(anchors) > 1:
-            line, first = np.arange(len(rows)), (near[:, 0] == classes).astype(np.int64)
-            rival[rows] = near[line, first]
-            between = np.linalg.norm(anchors[classes] - anchors[rival[rows]], axis=1)
-            excess[rows] = (own[rows] - exact[line, first]) / np.maximum(between, 1e-12)
-    return AnchorDistances(cells, own, rival, np.minimum(excess, 1.0))
+    def scores(self, vectors: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """The scores of all labels for each item, as if it had not been there."""
+        centred = vectors - self.centre
+        scores = centred @ self.weights + 1 / len(self.shares)
+        leverage = self.shares[labels] * (1 + np.einsum("ij,ij->i", centred @ self.inverse, centred))
+        own = np.arange(len(labels)), labels
+        scores[own] -= leverage
+        without: np.ndarray = scores / (1 - leverage)[:, None]
+        return without
 
 
-def find_wrong_labels(items: Items, measured: AnchorDistances) -> Iterator[Finding]:
-    """Items nearer to the anchor of another label than to that of their own."""
-    for row in np.flatnonzero((items.classes >= 0) & (measured.excess > 0)).tolist():
-        suggestion = items.anchors.names[measured.rival[row]]
-        yield items.finding("wrong label", row, measured.excess[row], measured.own[row], suggestion=suggestion)
-
-
-def find_outliers(items: Items, measured: AnchorDistances) -> Iterator[Finding]:
-    """Items far from their anchor as their class goes, and not nearer to another one.
-
-    By logarithms of the distances, whose spread is nearly even on both sides of the median.
-    """
-    classes = np.where(items.classes < 0, measured.cells, items.classes)
-    order = np.argsort(classes, kind="stable")
-    for rows in np.split(order, np.flatnonzero(np.diff(classes[order])) + 1):
-        if len(rows) < _MIN_ITEMS:
-            continue
-        logs = np.log(np.maximum(measured.own[rows], 1e-12))
-        median, deviation = robust_spread(logs)
-        for row, far in zip(rows.tolist(), ((logs - median) / max(deviation, 1e-6)).tolist(), strict=True):
-            if far > _FAR and (items.classes[row] < 0 or measured.excess[row] <= 0):
-                # At most a half: such an item is rare, which is not yet wrong.
-                yield items.finding("outlier", row, 0.5 * (1 - _FAR / far), measured.own[row])
-
-
-def robust_spread(values: np.ndarray) -> tuple[float, float]:
-    """Median and robust standard deviation, by the median of the absolute deviations.
-
-    >>> median, deviation = robust_spread(np.array([1.0, 2.0, 3.0, 4.0, 1000.0]))
-    >>> median, round(deviation, 4)
-    (3.0, 1.4826)
-    """
-    median = float(np.median(values))
-    return median, 1.4826 * float(np.median(np.abs(values - median)))
+def find_wrong_labels(items: Items, rows: np.ndarray) -> Iterator[Finding]:
+    """Items of which another label is more probable than their own; `rows` holds none twice."""
+    codes = np.append(items.labels, -1)[rows]
+    counts = np.bincount(codes[codes >= 0], minlength=len(items.label_names))
+    judged = np.flatnonzero(counts >= _MIN_ITEMS)
+    if len(judged) < 2:
+        return
+    rows, codes = rows[np.isin(codes, judged)], codes[np.isin(codes, judged)]
+    labels = np.searchsorted(judged, codes)
+    classifier = _Classifier.fit(items, rows, labels)
+    rng = np.random.default_rng(0)
+    sample = rng.permutation(len(rows))[: max(_BLOCK // 4, _FIT // len(judged))]
+    temperature, share = _fit(classifier.scores(items.vectors(rows[sample]), labels[sample]), labels[sample])
+    for block, vectors in items.blocks(np.arange(len(rows)), rows):
+        probabilities = _softmax(classifier.scores(vectors, labels[block]) / temperature)
+        own = probabilities[np.arange(len(block)), labels[block]]
+        wrong = _wrong(own, share, len(judged))
+        for row in np.flatnonzero(own < probabilities.max(axis=1)).tolist():
+            suggestion = items.label_names[judged[probabilities[row].argmax()]]
+            yield items.finding("wrong label", int(rows[block[row]]), wrong[row], ..., suggestion=suggestion)
