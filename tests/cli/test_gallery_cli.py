@@ -32,13 +32,13 @@ from kedge.gallery import ingest
 from kedge.model import Model
 
 ingest._COMMIT_EVERY = ingest._BATCH = 4
-embed = Model.embed
+vectors = Model.vectors
 
 def slowly(*arguments, **named):
     time.sleep(0.1)
-    return embed(*arguments, **named)
+    return vectors(*arguments, **named)
 
-Model.embed = slowly
+Model.vectors = slowly
 sys.argv = ["kedge", "index", *sys.argv[1:]]
 main()
 """
@@ -102,7 +102,7 @@ def gallery(tmp_path: Path, photos: Path, model: Path) -> Path:
 
 def hits(gallery: Path, *arguments: str | Path) -> list[dict[str, object]]:
     found = json.loads(said("search", gallery, *arguments, "--json"))
-    assert set(found) == {"hits", "anchors", "unknown", "seconds"}
+    assert set(found) == {"hits", "rank", "anchors", "unknown", "seconds"}
     listed: list[dict[str, object]] = found["hits"]
     return listed
 
@@ -233,16 +233,16 @@ def test_ctrl_c_keeps_what_was_added(
 ) -> None:
     monkeypatch.setattr(ingest, "_COMMIT_EVERY", 4)
     monkeypatch.setattr(ingest, "_BATCH", 4)
-    embed, calls = Model.embed, 0
+    vectors, calls = Model.vectors, 0
 
     def stopped(*arguments: object, **named: object) -> object:
         nonlocal calls
         calls += 1
         if calls == 3:
             raise KeyboardInterrupt
-        return embed(*arguments, **named)  # type: ignore[arg-type]
+        return vectors(*arguments, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Model, "embed", stopped)
+    monkeypatch.setattr(Model, "vectors", stopped)
     done = kedge("index", photos, "--model", model, "--gallery", tmp_path / "g")
     assert done.exit_code == 130
     assert "what was added stays (8 added, 0 already there, 1 unreadable): run it again to continue" in done.stderr

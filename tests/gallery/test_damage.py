@@ -227,17 +227,17 @@ def test_dates_count_as_numbers_in_the_checksum_of_a_row() -> None:
     embedding = pa.FixedSizeListArray.from_arrays(pa.array(vectors(1, 1).reshape(-1)), DIM)
     rows = pa.table({"embedding": embedding, **columns})
     numbers = {"when": pa.array([int(moment.timestamp() * 1e6)]), "day": pa.array([20455], pa.int32())}
-    assert row_checksums(rows, DIM) == row_checksums(pa.table({"embedding": embedding, **numbers}), DIM)
+    assert row_checksums(rows) == row_checksums(pa.table({"embedding": embedding, **numbers}))
 
 
 @pytest.mark.parametrize("column", ["label", "path", "hash", "price"])
 def test_a_row_is_compared_with_all_its_columns(column: str, gallery: Gallery) -> None:
     rows = gallery._table._dataset.to_table(filter="id = 30")
-    assert not damaged_rows(rows, DIM).any()
+    assert not damaged_rows(rows).any()
     place = rows.column_names.index(column)
     other = {"price": [31]}.get(column, ["other"])
     changed = rows.set_column(place, column, [other]).cast(rows.schema)
-    assert damaged_rows(changed, DIM).all()
+    assert damaged_rows(changed).all()
 
 
 @pytest.mark.parametrize("column", ["id", "embedding"])

@@ -192,8 +192,8 @@ def test_bad_input(gallery: Gallery, tmp_path: Path) -> None:
     with pytest.raises(GalleryError, match=r"it holds no gallery\.json"):
         Gallery.open(tmp_path / "foreign")
     about = (gallery.path / "gallery.json").read_text()
-    (gallery.path / "gallery.json").write_text(about.replace('"format": 2', '"format": 7'))
-    with pytest.raises(GalleryError, match="has format 7, this Kedge reads up to 2"):
+    (gallery.path / "gallery.json").write_text(about.replace('"format": 3', '"format": 7'))
+    with pytest.raises(GalleryError, match="has format 7, this Kedge reads up to 3"):
         Gallery.open(gallery.path)
 
 

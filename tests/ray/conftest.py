@@ -12,7 +12,7 @@ from PIL import Image
 
 from kedge.encoders import build_encoder
 from kedge.gallery import Gallery
-from kedge.gallery.schema import embeddings_of
+from kedge.gallery.schema import vectors_of
 from kedge.images import Preprocessing
 from kedge.model import Model
 
@@ -41,7 +41,7 @@ def _draw_many(root: Path, count: int) -> Path:
 
 def _rows(gallery: Gallery) -> tuple[dict[str, list[object]], np.ndarray]:
     table = Gallery.open(gallery.path)._table.columns([*COLUMNS, "embedding"]).sort_by("id")
-    return table.select(COLUMNS).to_pydict(), embeddings_of(table, gallery.dim)
+    return table.select(COLUMNS).to_pydict(), vectors_of(table)
 
 
 def _assert_same(gallery: Gallery, local: Gallery) -> None:

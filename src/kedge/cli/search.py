@@ -12,7 +12,7 @@ from kedge.cli.options import AddressOption, GalleryArgument, check_runner, line
 
 if TYPE_CHECKING:
     from kedge.gallery import Result
-    from kedge.gallery.gallery import Method
+    from kedge.gallery.gallery import Method, Rank
 
 _ALL = 2**31
 """More lists than there are."""
@@ -24,6 +24,9 @@ def search(
     k: Annotated[int, typer.Option("-k", help="How many hits.")] = 20,
     probes: Annotated[int, typer.Option(help="How many lists are searched: those of the nearest anchors.")] = 1,
     method: Annotated[str, typer.Option(help="two_stage, or brute_force over all items.")] = "two_stage",
+    rank: Annotated[
+        str, typer.Option(help="auto, class (as trained) or looks (whatever the label); auto: looks where it is new.")
+    ] = "auto",
     where: Annotated[str | None, typer.Option(help="Only items that match, such as \"label = 'cat'\".")] = None,
     at_least: Annotated[int, typer.Option(help="Search more lists until they hold so many items.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -42,13 +45,17 @@ def search(
     opened = Gallery.open(gallery)
     parsed = _parse_query(query)
     if runner == "local":
-        result = opened.search(parsed, k, cast("Method", method), probes, at_least, where, allow_url=url)
+        result = opened.search(
+            parsed, k, cast("Method", method), probes, at_least, where, rank=cast("Rank", rank), allow_url=url
+        )
     else:
         if at_least:
             raise ConfigError("--at-least is for --runner local: say with --probes how many lists are searched.")
+        if rank == "looks":
+            raise ConfigError("--rank looks is for --runner local: several processes search by class.")
         from kedge.ray import search_with_ray
 
-        vector, exclude_id = opened.query_vector(parsed, allow_url=url)
+        vector, _, exclude_id = opened.query_vectors(parsed, allow_url=url)
         lists = probes if method == "two_stage" else _ALL
         [result] = search_with_ray(opened, vector[None], k, lists, where, exclude_id=exclude_id, address=address)
     if html is not None:
@@ -57,12 +64,14 @@ def search(
         write_page(search_page(opened, parsed, result), html)
     if as_json:
         hits = [{"rank": rank, **hit._asdict()} for rank, hit in enumerate(result, start=1)]
-        content = {"hits": hits, "anchors": result.anchors, "unknown": result.unknown, "seconds": result.seconds}
+        content = {"hits": hits, "rank": result.rank, "anchors": result.anchors, "unknown": result.unknown}
+        content["seconds"] = result.seconds
         typer.echo(json.dumps(content, indent=2))
     elif not result.hits:
-        typer.echo("Nothing was found: the lists that were searched hold no such item; more --probes search more.")
+        why = "no item matches --where" if where else "the lists that were searched are empty"
+        typer.echo(f"Nothing was found: {why}.")
     else:
-        _print(result)
+        _print(result, by_default=rank == "auto")
     if html is not None:
         typer.echo(f"The page with the images: {html}", err=True)
 
@@ -80,7 +89,7 @@ def _parse_query(text: str) -> Path | str | int:
     return int(text)
 
 
-def _print(result: Result) -> None:
+def _print(result: Result, *, by_default: bool) -> None:
     from rich.table import Column, Table
     from rich.text import Text
 
@@ -92,10 +101,13 @@ def _print(result: Result) -> None:
         texts = (f"{rank}", f"{hit.distance:.4g}", hit.label or "", f"{hit.id}", hit.path or "")
         table.add_row(*(Text(_printable(text)) for text in texts))
     console.print(table)
-    names = ", ".join(name if name is not None else "unnamed" for name in result.anchors[:3])
-    more = f" and {len(result.anchors) - 3:,} more" if len(result.anchors) > 3 else ""
-    note = " · unknown: far from every anchor" if result.unknown else ""
-    console.print(Text(_printable(f"searched {names}{more} in {result.seconds * 1000:.2f} ms{note}"), style="dim"))
+    how = "by looks: unlike any trained class" if by_default else "by looks"
+    if result.rank == "class":
+        names = ", ".join(name if name is not None else "unnamed" for name in result.anchors[:3])
+        more = f" and {len(result.anchors) - 3:,} more" if len(result.anchors) > 3 else ""
+        how = f"by class: {names}{more}"
+    note = " · unknown: far from every anchor" if result.unknown and result.rank == "class" else ""
+    console.print(Text(_printable(f"{how} · searched in {result.seconds * 1000:.2f} ms{note}"), style="dim"))
 
 
 def _printable(text: str) -> str:

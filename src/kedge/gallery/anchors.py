@@ -9,16 +9,44 @@ from functools import cached_property
 import numpy as np
 
 from kedge.gallery.anchor_index import MIN_ANCHORS, AnchorIndex
-from kedge.gallery.distances import k_means, norms_of, parallel_cdist, smallest, squared_distances
-from kedge.gallery.schema import embeddings_of, normalize_label
+from kedge.gallery.distances import k_means, norms_of, parallel_cdist, smallest, squared_distances, unit_rows
+from kedge.gallery.schema import normalize_label, rows_with, vectors_of
 from kedge.gallery.table import Table
 
-__all__ = ["Anchors", "anchors_of", "extend_anchors"]
+__all__ = ["EXACT_ITEMS", "Anchors", "Space", "anchors_of", "extend_anchors"]
 
+EXACT_ITEMS = 100_000
+"""Up to so many items, the looks space is one list that is scanned as a whole."""
 _SAMPLE = 50_000
 _ITERATIONS = 10
 _MAX_CENTRES = 1024
 _BLOCK = 16384
+
+
+@dataclass(frozen=True)
+class Space:
+    """A column of vectors, the folder of its inverted lists, and what routes a search in it."""
+
+    dim: int
+    column: str = "embedding"
+    folder: str = "lists"
+    learned: np.ndarray | None = None
+    """The anchors of the model's `classes`."""
+    classes: Sequence[str] = ()
+    by_label: bool = True
+    """Whether an item sits in the list of its label, where that is known, or of its nearest anchor."""
+    learned_first: bool = False
+    """Whether labels that the model never saw take no part in routing; see `Anchors.learned_first`."""
+
+    @classmethod
+    def of_looks(cls, dim: int) -> Space:
+        """The space of the features, in which labels do not matter."""
+        return cls(dim, "features", "looks")
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether labels get anchors."""
+        return self.column == "embedding"
 
 
 @dataclass(frozen=True)
@@ -31,6 +59,8 @@ class Anchors:
     """The number of leading anchors that were learned with the encoder; the others follow the items."""
     index: AnchorIndex | None = None
     """An index over the leading anchors, where they are very many; the anchors behind are scanned."""
+    learned_first: bool = False
+    """Whether the learned anchors come before all others, however near: the others then take no query from them."""
 
     def __len__(self) -> int:
         return len(self.vectors)
@@ -39,8 +69,27 @@ class Anchors:
     def _norms(self) -> np.ndarray:
         return norms_of(self.vectors)
 
+    def subset(self, numbers: np.ndarray) -> Anchors:
+        """Some of the anchors, given in ascending order."""
+        learned = int(np.searchsorted(numbers, self.learned))
+        names = tuple(self.names[number] for number in numbers.tolist())
+        return Anchors(self.vectors[numbers], names, learned, None, self.learned_first)
+
+    @cached_property
+    def _tiers(self) -> tuple[Anchors, Anchors]:
+        """The learned anchors, and the others."""
+        count = self.learned
+        learned = Anchors(self.vectors[:count], self.names[:count], count, self.index)
+        return learned, Anchors(self.vectors[count:], self.names[count:], 0)
+
     def nearest(self, queries: np.ndarray, count: int) -> np.ndarray:
         """The `count` nearest anchors of each query, nearest first; ties by order."""
+        if self.learned_first and 0 < self.learned < len(self):
+            learned, others = self._tiers
+            nearest = learned.nearest(queries, min(count, self.learned))
+            if count <= self.learned:
+                return nearest
+            return np.concatenate([nearest, others.nearest(queries, count - self.learned) + self.learned], axis=1)
         if self.index is None:
             # One query not by BLAS: its threads would stay awake and in the way of the next step.
             alone = len(queries) == 1
@@ -81,17 +130,22 @@ class Anchors:
         return lists
 
 
-def anchors_of(table: Table, learned: np.ndarray | None, classes: Sequence[str]) -> Anchors:
+def anchors_of(table: Table, space: Space) -> Anchors:
     """The anchors for what the table holds now."""
-    count = 0 if learned is None else len(learned)
-    means, names = _label_means(_labelled_batches(table, set(classes) if count else set()))
+    learned, count = space.learned, 0 if space.learned is None else len(space.learned)
+    means, names = np.empty((0, space.dim), np.float32), list[str]()
+    if space.has_labels:
+        means, names = _label_means(_labelled_batches(table, set(space.classes) if count else set()))
+    if learned is not None and count:
+        means = _scaled(means, learned, learned_first=space.learned_first)
     vectors = [part for part in (learned, means) if part is not None and len(part)]
     if not vectors:
-        centres = _centres(table)
+        centres = _centres(table, space)
         return Anchors(centres, (None,) * len(centres), 0)
     joined = np.ascontiguousarray(np.concatenate(vectors), dtype=np.float32)
-    index = AnchorIndex.build(joined) if len(joined) >= MIN_ANCHORS else None
-    return Anchors(joined, (*classes[:count], *names), count, index)
+    indexed = joined[:count] if space.learned_first and count else joined
+    index = AnchorIndex.build(indexed) if len(indexed) >= MIN_ANCHORS else None
+    return Anchors(joined, (*space.classes[:count], *names), count, index, space.learned_first)
 
 
 def extend_anchors(anchors: Anchors, embeddings: np.ndarray, labels: Sequence[str | None]) -> Anchors:
@@ -100,7 +154,20 @@ def extend_anchors(anchors: Anchors, embeddings: np.ndarray, labels: Sequence[st
     means, names = _label_means([(embeddings, _new_labels(labels, known))])
     if not names:
         return anchors
+    if anchors.learned:
+        means = _scaled(means, anchors.vectors[: anchors.learned], learned_first=anchors.learned_first)
     return replace(anchors, vectors=np.concatenate([anchors.vectors, means]), names=(*anchors.names, *names))
+
+
+def _scaled(means: np.ndarray, learned: np.ndarray, *, learned_first: bool) -> np.ndarray:
+    """Means of labels, as long as the learned anchors typically are.
+
+    The mean of embeddings that scatter is short and would lie near everybody's. Where learned anchors come first, it
+    is in nobody's way.
+    """
+    if learned_first or not len(means):
+        return means
+    return np.asarray(unit_rows(means) * np.median(np.linalg.norm(learned, axis=1)), np.float32)
 
 
 def _new_labels(labels: Sequence[str | None], known: set[str]) -> list[str | None]:
@@ -120,7 +187,7 @@ def _labelled_batches(table: Table, known: set[str]) -> Iterable[tuple[np.ndarra
         ):
             return
     for batch in table.batches(["label", "embedding"], where):
-        yield embeddings_of(batch, table.dim), _new_labels(batch.column("label").to_pylist(), known)
+        yield vectors_of(batch), _new_labels(batch.column("label").to_pylist(), known)
 
 
 def _label_means(batches: Iterable[tuple[np.ndarray, Sequence[str | None]]]) -> tuple[np.ndarray, list[str]]:
@@ -143,17 +210,18 @@ def _label_means(batches: Iterable[tuple[np.ndarray, Sequence[str | None]]]) -> 
     return np.array(means, dtype=np.float32), list(sums)
 
 
-def _centres(table: Table) -> np.ndarray:
+def _centres(table: Table, space: Space) -> np.ndarray:
     """k-means centroids of a sample, about as many as the square root of the number of items."""
     total = len(table)
-    if total == 0:
-        return np.zeros((1, table.dim), np.float32)
+    one = np.zeros((1, space.dim), np.float32)
+    if total == 0 or (not space.has_labels and total <= EXACT_ITEMS):
+        return one
     rng = np.random.default_rng(0)
     share = min(1.0, _SAMPLE / total)
-    batches = []
-    for batch in table.batches(["embedding"]):
-        rows = embeddings_of(batch, table.dim)
+    batches = [one[:0]]
+    for batch in table.batches([space.column]):
+        rows = vectors_of(rows_with(batch, space.column), space.column)
         batches.append(rows[rng.random(len(rows)) < share] if share < 1 else rows)
     sample = np.concatenate(batches).astype(np.float32)
-    count = int(np.clip(round(np.sqrt(total)), 1, min(_MAX_CENTRES, len(sample))))
-    return k_means(sample, count, rounds=_ITERATIONS)
+    count = int(np.clip(round(np.sqrt(total)), 1, min(_MAX_CENTRES, max(1, len(sample)))))
+    return k_means(sample, count, rounds=_ITERATIONS) if len(sample) else one

@@ -1,10 +1,10 @@
-"""How far from every anchor a query is unknown: a threshold calibrated on held-out items."""
+"""When a query is unknown: how far from every anchor, how unlike every item; calibrated on held-out items."""
 
 from __future__ import annotations
 
 import math
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +26,8 @@ class Calibration:
     threshold: float
     accept: float
     items: int
+    cosine: float | None = None
+    """With features, queries whose nearest item of a trained class has a smaller cosine are unknown."""
 
     @classmethod
     def from_distances(cls, distances: np.ndarray, accept: float) -> Calibration:
@@ -43,12 +45,20 @@ class Calibration:
             raise ConfigError(f"To accept {accept:g} of the items, at least {needed} are needed, found {count}.")
         return cls(float(np.sort(distances)[rank - 1]), accept, count)
 
+    def to_json(self) -> dict[str, float]:
+        """Its values; without a cosine, those that earlier releases read."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    def with_cosines(self, cosines: np.ndarray) -> Calibration:
+        """The same with the largest cosine that accepts that share of items with these."""
+        return replace(self, cosine=-self.from_distances(-cosines, self.accept).threshold)
+
 
 def save_calibration(where: Location | Path, calibration: Calibration) -> None:
     """Write it into the gallery."""
     location = Location.of(where)
     with atomic_write(location.folder / FILE) as stream:
-        stream.write(seal_json(asdict(calibration)))
+        stream.write(seal_json(calibration.to_json()))
     location.upload(FILE)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["k_means", "nearest_centre", "norms_of", "parallel_cdist", "smallest", "squared_distances"]
+__all__ = ["k_means", "nearest_centre", "norms_of", "parallel_cdist", "smallest", "squared_distances", "unit_rows"]
 
 _THREADS = min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 _PARALLEL_BYTES = 400_000
@@ -68,6 +68,12 @@ def norms_of(rows: np.ndarray) -> np.ndarray:
     """The squared length of each row."""
     norms: np.ndarray = np.einsum("ij,ij->i", rows, rows)
     return norms
+
+
+def unit_rows(rows: np.ndarray) -> np.ndarray:
+    """Each row scaled to length 1; zeros stay zeros."""
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    return np.asarray(rows / np.where(lengths > 0, lengths, 1), np.float32)
 
 
 def squared_distances(queries: np.ndarray, rows: np.ndarray, norms: np.ndarray) -> np.ndarray:

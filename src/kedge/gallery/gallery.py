@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,23 +16,26 @@ from PIL import Image
 from kedge.datasets import is_external
 from kedge.deprecation import renamed_keywords
 from kedge.errors import ConfigError
-from kedge.gallery.anchors import Anchors
+from kedge.gallery.anchors import Anchors, Space
 from kedge.gallery.calibration import Calibration, CalibrationFile, save_calibration
+from kedge.gallery.distances import unit_rows
 from kedge.gallery.ingest import Added, add_images, dataset_images, list_with_labels
 from kedge.gallery.inverted_lists import DamagedLists
 from kedge.gallery.location import Location, wrap_url_errors
 from kedge.gallery.manifest import ListKind, Manifest, create_folder, download_folder, open_model, read_manifest
-from kedge.gallery.schema import COLUMNS, check_columns, check_vectors, require_positive
+from kedge.gallery.ranking import RANKS, Pair, Rank, RankedSearch, known_cosines
+from kedge.gallery.schema import check_columns, check_vectors, require_positive
 from kedge.gallery.search import Item, Result, Snapshot
-from kedge.gallery.snapshot import SnapshotLoader
+from kedge.gallery.snapshot import SnapshotLoader, stolen_items
 from kedge.gallery.table import MEMORY, Table, Version
 from kedge.images import fetch_image, is_url, read_image
 from kedge.model import Model
 
-__all__ = ["Gallery", "Item", "Method"]
+__all__ = ["Gallery", "Item", "Method", "Rank"]
 
 Method = Literal["two_stage", "brute_force"]
 _METHODS = get_args(Method)
+_log = logging.getLogger(__name__)
 Query = str | Path | bytes | int | Image.Image | np.ndarray
 
 
@@ -51,10 +55,19 @@ class Gallery:
         self.lists: ListKind = manifest.lists
         self.dim = int(manifest.dim)
         self.thumbnails = int(manifest.thumbnails)
+        self.features = int(manifest.features)
+        """The size of the features that it keeps beside its embeddings; 0: it keeps none."""
         self._calibration = CalibrationFile(self.path)
         self._calibration.load()
         self._table = Table(location, self.dim, memory=memory)
-        self._snapshots = SnapshotLoader(self._table, learned, self.classes, by_label=self.lists == "label")
+        by_label, has_features = self.lists == "label", self.features > 0
+        space = Space(self.dim, learned=learned, classes=self.classes, by_label=by_label, learned_first=has_features)
+        self._snapshots = SnapshotLoader(self._table, space)
+        self._looks = SnapshotLoader(self._table, Space.of_looks(self.features)) if has_features else None
+        self._loaders = [loader for loader in (self._snapshots, self._looks) if loader is not None]
+        self._pair: Pair | None = None
+        self._judged = set(self.classes)
+        """Labels of which it is known whether their anchors take items of others."""
 
     @classmethod
     @renamed_keywords(precision=None)
@@ -112,15 +125,19 @@ class Gallery:
         """The newest version: its anchors and lists. It never changes, whatever writers do meanwhile."""
         return self._snapshots.latest()
 
-    def verified_snapshot(self) -> Snapshot:
-        """The same for a reader of all of it: all lists and the table were compared with their checksums."""
+    def verified_snapshot(self, *, looks: bool = False) -> Snapshot:
+        """The same for a reader of all of it: all lists and the table were compared with their checksums.
+
+        With `looks`, of the features in the place of the embeddings.
+        """
         self._table.latest().verify()
-        return self._snapshots.verified()
+        return (self._looks_loader() if looks else self._snapshots).verified()
 
     def item(self, id: int) -> Item:
         """Path, label and metadata of one item."""
-        row = self._table.latest().row(id)
-        return Item(id, row["path"], row["label"], {name: row[name] for name in row if name not in COLUMNS})
+        table = self._table.latest()
+        row = table.row(id)
+        return Item(id, row["path"], row["label"], {name: row[name] for name in table.metadata_columns})
 
     def thumbnail(self, id: int) -> bytes | None:
         """The thumbnail (JPEG) of an item's image, if the gallery keeps any."""
@@ -129,7 +146,13 @@ class Gallery:
 
     def vector(self, id: int) -> np.ndarray:
         """The embedding of one item."""
-        return np.asarray(self._table.latest().row(id)["embedding"])
+        return self.item_vectors(id)[0]
+
+    def item_vectors(self, id: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """The embedding of one item, and its features, if the gallery keeps them and it was added with any."""
+        row = self._table.latest().row(id)
+        features = row["features"] if self.features else None
+        return np.asarray(row["embedding"]), features if features is not None and features.any() else None
 
     def ids(self, where: str | None = None) -> list[int]:
         """The items that match, such as `"label = 'cat'"`, in order."""
@@ -140,17 +163,22 @@ class Gallery:
         self._table.latest().check_filter(where)
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """All items in batches of some thousand: id, path, label, hash, embedding, thumbnail and metadata."""
+        """All items in batches of some thousand: id, path, label, hash, embedding, thumbnail and metadata.
+
+        `phash` is there since format 3, `features` where the gallery keeps them.
+        """
         return self._table.latest().batches(columns)
 
     def check(self) -> str:
         """Compare all with its checksums, in a sentence; damaged lists are rebuilt, a damaged table raises."""
         table = self._table.latest()
         table.check()
-        self._snapshots.reopen()
-        before = self.snapshot()
-        after = self._snapshots.verified()
-        lists = "as they were written" if before is after else "were damaged and have been rebuilt"
+        intact = True
+        for loader in self._loaders:
+            loader.reopen()
+            before = loader.latest()
+            intact &= before is loader.verified()
+        lists = "as they were written" if intact else "were damaged and have been rebuilt"
         return f"the table of {len(table):,} items is as it was written, its lists {lists}"
 
     def touch(self) -> None:
@@ -186,9 +214,10 @@ class Gallery:
             raise ConfigError(f"{self.location} was made without a model: use add_embeddings.")
         require_positive(commit_every=1 if commit_every is None else commit_every)
         files, names = dataset_images(source, labels) if is_external(source) else list_with_labels(source, labels)
-        columns = check_columns(len(files), names, None, metadata)
-        with self.writing() as table:
-            return add_images(table, self.model, files, columns, self.thumbnails, commit_every or len(files), progress)
+        columns = check_columns(len(files), names, None, metadata, self._table.own_columns)
+        steps = commit_every or len(files)
+        with self._judging_new_labels(columns["label"]), self.writing() as table:
+            return add_images(table, self.model, files, columns, self.thumbnails, steps, progress)
 
     def add_embeddings(
         self,
@@ -196,13 +225,20 @@ class Gallery:
         labels: Sequence[str | None] | None = None,
         paths: Sequence[str | None] | None = None,
         metadata: Mapping[str, Sequence[Any]] | None = None,
+        *,
+        features: np.ndarray | None = None,
     ) -> list[int]:
-        """Add external embeddings, one row each; all of them or, after a kill, none. Returns their ids."""
+        """Add external embeddings, one row each; all of them or, after a kill, none. Returns their ids.
+
+        In a gallery that keeps features, items that come without are not found by looks.
+        """
         matrix = self.check_vectors(vectors)
-        columns = check_columns(len(matrix), labels, paths, metadata)
+        columns: dict[str, Any] = check_columns(len(matrix), labels, paths, metadata, self._table.own_columns)
         if not len(matrix):
             return []
-        with self.writing() as table:
+        if features is not None:
+            columns["features"] = self._check_features(features, len(matrix))
+        with self._judging_new_labels(columns["label"]), self.writing() as table:
             table.add_columns(columns)
             first = table.reserve_ids(len(matrix))
             ids = list(range(first, first + len(matrix)))
@@ -215,19 +251,28 @@ class Gallery:
             return table.delete([ids] if isinstance(ids, int) else ids)
 
     def calibrate(self, held_out: str | Path | Sequence[str | Path] | np.ndarray, accept: float = 0.95) -> Calibration:
-        """Learn from held-out items how far from every anchor a query is unknown, and keep it.
+        """Learn from held-out items when a query is unknown, and keep it: how far from every anchor it then is.
 
-        `held_out` are images (a folder, files) or vectors of classes that the gallery knows, which were not trained
-        on; of items like these, the share `accept` will count as known.
+        In a gallery that keeps features, also how unlike every item of a trained class. `held_out` are images (a
+        folder, files) or vectors of classes that the gallery knows, which were neither trained on nor added; of items
+        like these, the share `accept` will count as known.
         """
+        features = None
         if isinstance(held_out, np.ndarray):
             vectors = self.check_vectors(held_out)
         elif self.model is None:
             raise ConfigError(f"{self.location} was made without a model: calibrate with vectors.")
         else:
-            vectors = self.model.embed(list_with_labels(held_out)[0]).numpy()
-        nearest = np.sqrt(self._snapshots.verified().anchors.nearest_squares(vectors))
+            embedded = self.model.vectors(list_with_labels(held_out)[0])
+            vectors, features = embedded.embeddings.numpy(), embedded.features.numpy()
+        snapshot = self._snapshots.verified()
+        nearest = np.sqrt(snapshot.anchors.nearest_squares(vectors))
         calibration = Calibration.from_distances(nearest, accept)
+        if self._looks is not None and features is not None:
+            self._looks.verified()
+            pair = self._paired(snapshot)
+            if len(pair.known):
+                calibration = calibration.with_cosines(known_cosines(pair, unit_rows(features)))
         with self.writing():
             save_calibration(self.location, calibration)
         return calibration
@@ -246,7 +291,8 @@ class Gallery:
             if forget is not None:
                 table.forget(forget)
             table.seal((), prune=True)
-            self._snapshots.write_lists(table)
+            for loader in self._loaders:
+                loader.write_lists(table)
 
     @renamed_keywords(at_least="min_candidates")
     def search(
@@ -258,22 +304,38 @@ class Gallery:
         min_candidates: int = 0,
         where: str | None = None,
         *,
+        rank: Rank = "auto",
         allow_url: bool = False,
     ) -> Result:
         """The k items most like an image (path, bytes, PIL image), a vector or an item (its id, itself left out).
 
-        Searches the inverted lists of the `probes` nearest anchors, and more until they hold `min_candidates` items.
+        Searches the inverted lists of the `probes` nearest anchors, and more until they hold `min_candidates` items;
+        with the filter `where`, the nearest lists that hold matching items, until these are k. `rank` says what makes
+        items alike: their `class`, their `looks` (the features, whatever the label), or `auto`: by class where the
+        query looks like its predicted class, whose items are then ordered by looks, and by looks otherwise.
         The image behind an http(s) URL is fetched only with `allow_url`.
         """
-        vector, exclude_id = self.query_vector(query, allow_url=allow_url)
-        return self.search_embeddings(vector[None], k, method, probes, min_candidates, where, exclude_id=exclude_id)[0]
+        vector, features, exclude_id = self.query_vectors(query, allow_url=allow_url)
+        return self.search_embeddings(
+            vector[None],
+            k,
+            method,
+            probes,
+            min_candidates,
+            where,
+            features=None if features is None else features[None],
+            rank=rank,
+            exclude_id=exclude_id,
+        )[0]
 
-    def query_vector(self, query: Query, *, allow_url: bool = False) -> tuple[np.ndarray, int | None]:
-        """The vector of a query, and the id to exclude where the query is an item."""
+    def query_vectors(
+        self, query: Query, *, allow_url: bool = False
+    ) -> tuple[np.ndarray, np.ndarray | None, int | None]:
+        """Embedding and features (None: not known) of a query, and the id to exclude where the query is an item."""
         if isinstance(query, (int, np.integer)) and not isinstance(query, bool):
-            return self.vector(int(query)), int(query)
+            return *self.item_vectors(int(query)), int(query)
         if isinstance(query, np.ndarray) and query.ndim == 1:
-            return query, None
+            return query, None, None
         if self.model is None:
             raise ConfigError(f"{self.location} was made without a model: search with a vector or an id.")
         image: Any = query
@@ -283,7 +345,8 @@ class Gallery:
             image = fetch_image(query)
         elif isinstance(query, bytes):
             image = read_image(query)
-        return self.model.embed(image).numpy()[0], None
+        embeddings, features = (vectors.numpy() for vectors in self.model.vectors(image))
+        return embeddings[0], features[0] if self.features else None, None
 
     @renamed_keywords(at_least="min_candidates", without="exclude_id")
     def search_embeddings(
@@ -295,33 +358,110 @@ class Gallery:
         min_candidates: int = 0,
         where: str | None = None,
         *,
+        features: np.ndarray | None = None,
+        rank: Rank = "auto",
         exclude_id: int | None = None,
         snapshot: Snapshot | None = None,
     ) -> list[Result]:
-        """The k nearest items of each vector, but for `exclude_id`; in the newest version, or in a `snapshot`."""
+        """The k nearest items of each vector, but for `exclude_id`; in the newest version, or in a `snapshot`.
+
+        `rank` as in `search`; without the `features` of the queries, `auto` is by class.
+        """
         matrix = self.check_vectors(queries)
         require_positive(k=k, probes=probes)
         if method not in _METHODS:
             raise ConfigError(f"method must be one of {', '.join(_METHODS)}, found {method!r}.")
+        if rank not in RANKS:
+            raise ConfigError(f"rank must be one of {', '.join(RANKS)}, found {rank!r}.")
+        if rank == "looks":
+            self._looks_loader()
+            if features is None:
+                raise ConfigError("rank='looks' needs the features of the queries: give features, or search images.")
         lists = probes if method == "two_stage" else None
         snapshot = self.snapshot() if snapshot is None else snapshot
+        if rank != "class" and features is not None and self._looks is not None:
+            looks = self._check_features(features, len(matrix))
+            # Without a learned anchor nothing is predicted, and without an item in the looks space nothing compared.
+            if rank == "looks" or (snapshot.anchors.learned and len(self._paired(snapshot).ids)):
+                matching = None if where is None else self._snapshots.matching(snapshot, where)
+                threshold, always_looks = self._cosine_threshold(), rank == "looks"
+                search = RankedSearch(k, lists, min_candidates, exclude_id, matching, always_looks, threshold)
+                return self._search_ranked(search, snapshot, matrix, looks)
+        return self._search_classes(snapshot, matrix, k, lists, min_candidates, where, exclude_id)
+
+    def _search_classes(
+        self,
+        snapshot: Snapshot,
+        matrix: np.ndarray,
+        k: int,
+        probes: int | None,
+        min_candidates: int,
+        where: str | None,
+        exclude_id: int | None,
+    ) -> list[Result]:
+        """By distance of the embeddings, in the lists of the nearest anchors (`probes` None: in all)."""
         started = time.perf_counter()
         try:
-            masks = None if where is None else self._snapshots.masks(snapshot, where)
-            hits, probed = snapshot.search(matrix, k, lists, min_candidates, masks, exclude_id)
+            masks = None if where is None else snapshot.masks(self._snapshots.matching(snapshot, where))
+            hits, probed = snapshot.search(matrix, k, probes, min_candidates, masks, exclude_id)
         except DamagedLists:
             snapshot = self._snapshots.repaired(snapshot)
-            masks = None if where is None else self._snapshots.masks(snapshot, where)
-            hits, probed = snapshot.search(matrix, k, lists, min_candidates, masks, exclude_id)
+            masks = None if where is None else snapshot.masks(self._snapshots.matching(snapshot, where))
+            hits, probed = snapshot.search(matrix, k, probes, min_candidates, masks, exclude_id)
         seconds = (time.perf_counter() - started) / max(1, len(matrix))
         names, nearest = snapshot.anchors.names, None
         if probed is None:
             anchors = [list(names)] * len(matrix)
         else:
-            nearest = np.array([numbers[0] for numbers in probed], dtype=np.int64)
             anchors = [[names[number] for number in numbers.tolist()] for numbers in probed]
+        if probed is not None and where is None:
+            nearest = np.array([numbers[0] for numbers in probed], dtype=np.int64)
         unknown = self.is_unknown(snapshot.anchors, matrix, nearest)
         return [Result(*of_query, seconds) for of_query in zip(hits, anchors, unknown, strict=True)]
+
+    def _search_ranked(
+        self, search: RankedSearch, snapshot: Snapshot, matrix: np.ndarray, features: np.ndarray
+    ) -> list[Result]:
+        """By class or by looks, whichever suits each query."""
+        started = time.perf_counter()
+        unknown = self.is_unknown(snapshot.anchors, matrix) if search.threshold is None else [None] * len(matrix)
+        try:
+            ranked = search.run(self._paired(snapshot), matrix, features, unknown)
+        except DamagedLists:
+            for loader in self._loaders:
+                loader.verified()
+            ranked = search.run(self._paired(self.snapshot()), matrix, features, unknown)
+        seconds = (time.perf_counter() - started) / max(1, len(matrix))
+        return [Result(found.columns, found.anchors, found.unknown, seconds, found.rank) for found in ranked]
+
+    def _paired(self, snapshot: Snapshot) -> Pair:
+        """A snapshot, and that of the looks space of the same version."""
+        looks, pair = self._looks_loader().at(snapshot.version), self._pair
+        if pair is None or pair.classes is not snapshot or pair.looks is not looks:
+            self._pair = pair = Pair(snapshot, looks)
+        return pair
+
+    def _looks_loader(self) -> SnapshotLoader:
+        if self._looks is None:
+            raise ConfigError(f"{self.location} keeps no features beside its embeddings: leave rank='looks' out.")
+        return self._looks
+
+    def _check_features(self, features: Any, count: int) -> np.ndarray:
+        """Features as a matrix of length 1 rows, one for each of `count` items."""
+        if not self.features:
+            raise ConfigError(f"{self.location} keeps no features beside its embeddings: leave features out.")
+        matrix = unit_rows(check_vectors(features, self.features, "features"))
+        if len(matrix) != count:
+            raise ConfigError(f"features must have {count} rows, one for each vector, found {len(matrix)}.")
+        return matrix
+
+    def _cosine_threshold(self) -> float | None:
+        """The smallest cosine of a known query to its nearest item: the gallery's own or, by default, the model's."""
+        if (own := self.calibration) is not None and own.cosine is not None:
+            return own.cosine
+        # TO REPLACE by self.model.calibration once the model has it.
+        calibration = getattr(self.model, "calibration", None)
+        return None if calibration is None else float(calibration.threshold)
 
     def is_unknown(self, anchors: Anchors, queries: np.ndarray, nearest: np.ndarray | None = None) -> list[bool | None]:
         """Whether each query is far from every anchor, the `nearest` if known; None without a calibration."""
@@ -336,6 +476,29 @@ class Gallery:
         """Vectors as a float32 matrix of this gallery's dimension, one row each; raises where they are none."""
         return check_vectors(vectors, self.dim)
 
+    @contextmanager
+    def _judging_new_labels(self, labels: Sequence[str | None]) -> Iterator[None]:
+        """Inside the block items with these labels are added: say so where new anchors take items of other labels.
+
+        Not in a gallery that keeps features, where new anchors take no part in routing.
+        """
+        added = {label for label in labels if label is not None} - self._judged
+        if self.features or not added or not self.snapshot().anchors.learned:
+            yield
+            return
+        added -= set(self.snapshot().anchors.names)
+        yield
+        self._judged |= added
+        if added and (stolen := stolen_items(self.snapshot(), added)) is not None:
+            label, share = stolen
+            _log.warning(
+                "%s: the new label %r takes %.0f %% of the items of other labels from their lists: "
+                "train with it, or search with more probes.",
+                self.location,
+                label,
+                100 * share,
+            )
+
     def anchors_for(self, table: Table) -> Anchors:
         """The anchors for what `table` holds now."""
         return self._snapshots.anchors(table)
@@ -347,4 +510,5 @@ class Gallery:
             with self._table.writing():
                 yield self._table
         finally:
-            self._snapshots.invalidate()
+            for loader in self._loaders:
+                loader.invalidate()

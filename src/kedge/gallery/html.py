@@ -57,15 +57,15 @@ def search_page(gallery: Gallery, query: Path | str | int, result: Result) -> st
     path, label = (str(query), None) if isinstance(query, (Path, str)) else gallery.item(query)[1:3]
     name = Path(path).name if path is not None else f"item {query}"
     anchors = [anchor for anchor in result.anchors if anchor is not None]
-    facts = {
-        "Gallery": str(gallery.location),
-        "Items": f"{len(gallery):,}",
-        "Lists searched": f"{len(result.anchors):,}",
-        "Anchors": ", ".join(anchors[:5]) + (" …" if len(anchors) > 5 else "") or "unnamed",
-        "Time": f"{result.seconds * 1000:.2f} ms",
-    }
+    facts = {"Gallery": str(gallery.location), "Items": f"{len(gallery):,}"}
+    if result.rank == "looks":
+        facts["Ranked"] = "by looks"
+    else:
+        facts["Lists searched"] = f"{len(result.anchors):,}"
+        facts["Anchors"] = ", ".join(anchors[:5]) + (" …" if len(anchors) > 5 else "") or "unnamed"
+    facts["Time"] = f"{result.seconds * 1000:.2f} ms"
     if result.unknown:
-        facts["Unknown"] = "far from every anchor"
+        facts["Unknown"] = "unlike any trained class" if result.rank == "looks" else "far from every anchor"
     caption = f'<div class="label">{text(label)}</div>' if label is not None else ""
     caption += f'<div class="soft path">{text(name)}</div>'
     count = len(result.hits)

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from kedge.datasets.external import sources_of
 from kedge.datasets.sources import Source
 from kedge.errors import DataError, ImageError
-from kedge.gallery.schema import COLUMNS
+from kedge.gallery.distances import unit_rows
 from kedge.gallery.table import Table
 from kedge.images import Preprocessing, list_images, prefetch, read_image
 from kedge.images.io import make_thumbnail
+from kedge.images.phash import perceptual_hash
 from kedge.io import atomic_write
 from kedge.model import Model
 
@@ -43,6 +45,7 @@ __all__ = [
     "index_folder",
     "is_text",
     "list_with_labels",
+    "vector_columns",
     "write_unreadable",
 ]
 
@@ -157,6 +160,7 @@ class Decoded(NamedTuple):
     image: Tensor | None = None
     hash: str = ""
     thumbnail: bytes | None = None
+    phash: int | None = None
     reason: str = ""
 
 
@@ -210,21 +214,34 @@ def decode(content: bytes, existing: ExistingItem | None, preprocessing: Preproc
         return Decoded(reason=str(error))
     # Resized here, in the decoding threads: a full-size image is far larger than what the encoder sees.
     thumbnail = make_thumbnail(image, thumbnails) if thumbnails else None
-    return Decoded(torch.from_numpy(preprocessing.to_pixels(image)), digest, thumbnail)
+    return Decoded(torch.from_numpy(preprocessing.to_pixels(image)), digest, thumbnail, perceptual_hash(image))
 
 
-def collate(first: int, files: Sequence[Any], decoded: Sequence[Decoded]) -> Batch:
-    """What was decoded of `files`, from number `first` on."""
+def collate(first: int, files: Sequence[Any], decoded: Sequence[Decoded], columns: Collection[str]) -> Batch:
+    """What was decoded of `files`, from number `first` on, for a table with these columns."""
     numbered = list(enumerate(decoded, start=first))
     new = [(row, item) for row, item in numbered if item.image is not None]
     skipped = [(str(files[row]), item.reason) for row, item in numbered if item.reason]
     return Batch(
         rows=[row for row, _ in new],
         images=[item.image for _, item in new if item.image is not None],
-        contents={"hash": [item.hash for _, item in new], "thumbnail": [item.thumbnail for _, item in new]},
+        contents={
+            name: [getattr(item, name) for _, item in new]
+            for name in ("hash", "thumbnail", "phash")
+            if name in columns  # a table of an earlier format lacks some
+        },
         skipped=skipped,
         present=len(numbered) - len(new) - len(skipped),
     )
+
+
+def vector_columns(model: Model, images: Sequence[Tensor], columns: Collection[str]) -> dict[str, np.ndarray]:
+    """The columns of vectors of some images, for a table with these columns."""
+    vectors = model.vectors(images)
+    made = {"embedding": vectors.embeddings.numpy()}
+    if "features" in columns:
+        made["features"] = unit_rows(vectors.features.numpy())
+    return made
 
 
 # ---------------------------------------------------------------------- adding
@@ -260,7 +277,8 @@ def add_images(
     added = Added(len(files))
     first = table.reserve_ids(len(files))
     table.add_columns(columns)
-    metadata = {name: values for name, values in columns.items() if name not in COLUMNS}
+    own = table.own_columns
+    metadata = {name: values for name, values in columns.items() if name not in own}
     report = progress or (lambda _: None)
     report(added)
     fragments: list[Any] = []
@@ -283,12 +301,12 @@ def add_images(
     try:
         with contextlib.closing(prefetch(decode_item, files, ahead=_PREFETCH * _BATCH)) as decoded:
             for start in range(0, len(files), _BATCH):
-                batch = collate(start, files, list(islice(decoded, _BATCH)))
+                batch = collate(start, files, list(islice(decoded, _BATCH)), own)
                 added.skipped += batch.skipped
                 added.present += batch.present
                 if batch.rows:
                     rows = batch.columns(first, files, columns["label"], metadata)
-                    fragments += table.write({**rows, "embedding": model.embed(batch.images).numpy()})
+                    fragments += table.write(rows | vector_columns(model, batch.images, own))
                     outdated += [existing[path].id for path in rows["path"] if path in existing]
                     added += rows["id"]
                 if len(added) - committed >= commit_every:

@@ -55,9 +55,8 @@ class Integrity:
     release are taken as they are. At a URL nothing is compared: the store has checksums of its own.
     """
 
-    def __init__(self, location: Location, dim: int) -> None:
+    def __init__(self, location: Location) -> None:
         self.location = location
-        self.dim = dim
         self.checksums: dict[str, int] = {}
         self._inode: int | None = None
         """Of the folder that was last written to: a copy has another one."""
@@ -188,7 +187,7 @@ class Integrity:
             with wrap_read_errors(self.location):
                 scanner = dataset.scanner(fragments=[fragment], batch_size=8192, io_buffer_size=32 << 20)
                 for batch in scanner.to_batches():
-                    items += np.asarray(batch.column("id"))[damaged_rows(batch, self.dim)].tolist()
+                    items += np.asarray(batch.column("id"))[damaged_rows(batch)].tolist()
         except GalleryError:
             return None
         return items

@@ -23,7 +23,7 @@ from kedge.gallery.anchor_index import ARRAYS as INDEX_ARRAYS
 from kedge.gallery.anchor_index import AnchorIndex
 from kedge.gallery.anchors import Anchors
 from kedge.gallery.distances import norms_of
-from kedge.gallery.schema import embeddings_of, require_valid, seal_json, unseal_json
+from kedge.gallery.schema import require_valid, rows_with, seal_json, unseal_json, vectors_of
 from kedge.gallery.table import Table
 from kedge.io import atomic_write
 
@@ -126,6 +126,12 @@ class InvertedLists:
         if self.blocks is not None:
             self.blocks.check([(0, len(self))])
 
+    def verify_rows(self, rows: np.ndarray) -> None:
+        """Compare the bytes of some rows with their checksums, unless that was done before."""
+        if self.blocks is not None:
+            blocks = np.unique(rows // _BLOCK).tolist()
+            self.blocks.check([(block * _BLOCK, min((block + 1) * _BLOCK, len(self))) for block in blocks])
+
     def describe(self, rows: np.ndarray) -> tuple[list[int], list[str | None], list[str | None]]:
         """Ids, paths and labels of some rows."""
         if not len(rows):
@@ -220,15 +226,17 @@ def _load(folder: Path, header: dict[str, Any]) -> StoredLists:
         long_paths={int(row): path for row, path in header["long_paths"].items()},
         blocks=BlockChecksums([files[name] for name in _ROW_ARRAYS], load(_BLOCKS)),
     )
-    anchors = Anchors(vectors, tuple(header["names"]), int(header["learned"]), index)
+    anchors = Anchors(
+        vectors, tuple(header["names"]), int(header["learned"]), index, bool(header.get("learned_first", False))
+    )
     return StoredLists(lists, anchors, header["pieces"], folder.name)
 
 
 # ---------------------------------------------------------------------- writing
 
 
-def write_lists(root: Path, table: Table, anchors: Anchors, *, by_label: bool) -> None:
-    """Write the lists of what the table holds now, all or nothing, a batch at a time in memory.
+def write_lists(root: Path, table: Table, anchors: Anchors, *, by_label: bool, column: str = "embedding") -> None:
+    """Write the lists of a column of vectors as the table holds them now, all or nothing, a batch at a time in memory.
 
     The caller must hold the gallery's lock. Lists have a folder of their own, and `current` names the one that
     counts, so that a reader never sees parts of two.
@@ -237,8 +245,9 @@ def write_lists(root: Path, table: Table, anchors: Anchors, *, by_label: bool) -
     folder = root / secrets.token_hex(8)
     folder.mkdir()
     try:
-        header = _write_arrays(folder, table, anchors, by_label=by_label)
+        header = _write_arrays(folder, table, anchors, column, by_label=by_label)
         header |= {"format": FORMAT, "pieces": table.data_files(), "learned": anchors.learned, "names": anchors.names}
+        header["learned_first"] = anchors.learned_first
         header["arrays"] = _describe_arrays(folder)
         (folder / "lists.json").write_bytes(seal_json(header))
         for file in folder.iterdir():
@@ -267,11 +276,12 @@ def _describe_arrays(folder: Path) -> dict[str, Any]:
     }
 
 
-def _write_arrays(folder: Path, table: Table, anchors: Anchors, *, by_label: bool) -> dict[str, Any]:
+def _write_arrays(folder: Path, table: Table, anchors: Anchors, column: str, *, by_label: bool) -> dict[str, Any]:
     """First assign every row to its list, then write every row. Returns what is in no array."""
     id_batches, list_batches, width = [np.empty(0, np.int64)], [np.empty(0, np.int32)], 1
-    for batch in table.batches(["id", "path", "label", "embedding"]):
-        embeddings, labels = embeddings_of(batch, table.dim), batch.column("label").to_pylist()
+    for all_rows in table.batches(["id", "path", "label", column]):
+        batch = rows_with(all_rows, column)
+        embeddings, labels = vectors_of(batch, column), batch.column("label").to_pylist()
         id_batches.append(np.asarray(batch.column("id")))
         require_valid(id_batches[-1], embeddings)
         list_batches.append(anchors.assign(embeddings, labels, by_label=by_label))
@@ -281,7 +291,7 @@ def _write_arrays(folder: Path, table: Table, anchors: Anchors, *, by_label: boo
     position = np.empty_like(order)
     position[order] = np.arange(len(order))
 
-    total, dim = len(ids), table.dim
+    total, dim = len(ids), anchors.vectors.shape[1]
     vectors = _allocate(folder, "vectors", (total, dim), "<f4")
     norms = _allocate(folder, "norms", (total,), "<f4")
     codes = _allocate(folder, "labels", (total,), "<i4")
@@ -289,8 +299,9 @@ def _write_arrays(folder: Path, table: Table, anchors: Anchors, *, by_label: boo
     names: dict[str | None, int] = {None: -1}
     long_paths: dict[int, str] = {}
     written = 0
-    for batch in table.batches(["path", "label", "embedding"]):
-        embeddings = embeddings_of(batch, dim)
+    for all_rows in table.batches(["path", "label", column]):
+        batch = rows_with(all_rows, column)
+        embeddings = vectors_of(batch, column)
         rows = position[written : written + len(embeddings)]
         written += len(embeddings)
         vectors[rows] = embeddings

@@ -12,6 +12,7 @@ from tokenize import TokenError
 from typing import Literal, get_args
 
 import numpy as np
+from torch import nn
 
 from kedge.errors import ConfigError, GalleryError
 from kedge.gallery.calibration import FILE as CALIBRATION
@@ -24,8 +25,8 @@ from kedge.model import Model
 __all__ = ["ListKind", "Manifest", "create_folder", "download_folder", "is_taken", "open_model", "read_manifest"]
 
 FILE = "gallery.json"
-FORMAT = 2
-"""Since 2, checksums tell damaged bytes; see `integrity.py`."""
+FORMAT = 3
+"""Since 2, checksums tell damaged bytes (see `integrity.py`); since 3, features and perceptual hashes are kept."""
 KIND = "kedge-gallery"
 _ANCHORS = "anchors.npy"
 ListKind = Literal["label", "anchor"]
@@ -46,6 +47,8 @@ class Manifest:
     """The CRC-32 of the file of anchors, in a gallery of external embeddings that came with some."""
     precision: str = "float32"
     """Of the lists that earlier releases wrote; such lists are rebuilt."""
+    features: int = 0
+    """The size of the features that it keeps beside its embeddings; 0: it keeps none."""
 
     def __post_init__(self) -> None:
         if self.lists not in get_args(ListKind):
@@ -54,6 +57,8 @@ class Manifest:
             raise ConfigError(f"thumbnails must lie between 0 and 1024 pixels, found {self.thumbnails}.")
         if self.dim < 1:
             raise ConfigError(f"dim must be at least 1, found {self.dim}.")
+        if self.features < 0:
+            raise ConfigError(f"features must be at least 0, found {self.features}.")
 
 
 def create_folder(
@@ -73,6 +78,8 @@ def create_folder(
     else:
         learned, names, dim = _learned_anchors(model), tuple(model.classes), model.dim
     manifest = Manifest(dim, lists, names, None if model is None else model.fingerprint, thumbnails)
+    if model is not None and has_features(model):
+        manifest = replace(manifest, features=model.width)
     if is_taken(location):
         raise GalleryError(f"{location} is there already: open it with Gallery.open, or choose another path.")
     folder = location.folder
@@ -89,13 +96,13 @@ def create_folder(
             np.save(part / _ANCHORS, learned)
             manifest = replace(manifest, anchors=zlib.crc32((part / _ANCHORS).read_bytes()))
         if location.url is None:
-            Table.create(part, dim)
+            Table.create(part, dim, manifest.features)
         (part / FILE).write_bytes(seal_json({"kind": KIND, "format": FORMAT, **asdict(manifest)}, indent=2))
         part.rename(folder)
     finally:
         shutil.rmtree(part, ignore_errors=True)
     if location.url is not None:
-        Table.create(location, dim)
+        Table.create(location, dim, manifest.features)
         location.create_counter()
         files = sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
         # The manifest, which makes a gallery of it, comes last.
@@ -162,6 +169,12 @@ def open_model(location: Location, manifest: Manifest, model: Model | None) -> t
     if list(model.classes) != list(manifest.classes):
         raise GalleryError(f"{location} knows other classes than its model: one of them is damaged; put it back.")
     return model, _learned_anchors(model)
+
+
+def has_features(model: Model) -> bool:
+    """Whether a model's embeddings differ from its features, so that a gallery keeps both."""
+    # TO REPLACE by model.has_features once the model has it.
+    return bool(getattr(model, "has_features", model.posterior or not isinstance(model.encoder.head, nn.Identity)))
 
 
 def _learned_anchors(model: Model) -> np.ndarray | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import unicodedata
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from kedge.errors import ConfigError, GalleryError
 __all__ = [
     "CHECKSUM",
     "COLUMNS",
+    "VECTORS",
     "arrow_columns",
     "check_columns",
     "check_label",
@@ -23,20 +24,27 @@ __all__ = [
     "check_vectors",
     "column_types",
     "damaged_rows",
-    "embeddings_of",
     "first_line",
     "normalize_label",
+    "own_columns",
     "require_positive",
     "require_valid",
     "row_checksums",
+    "rows_with",
     "seal_json",
     "unseal_json",
+    "vectors_of",
 ]
 
 CHECKSUM = "checksum"
 """The column of the table with the checksum of each row, and the key of a JSON file with that of its other keys."""
-COLUMNS = ("id", "path", "label", "hash", "embedding", "thumbnail", CHECKSUM)
-"""The columns of every table; the user's metadata comes after them. Tables of the first release have no checksums."""
+COLUMNS = ("id", "path", "label", "hash", "embedding", "thumbnail", "features", "phash", CHECKSUM)
+"""The columns of a table, of which it may lack some; the user's metadata comes after them.
+
+Tables of the first release have no checksums, those of earlier formats neither `features` nor `phash`, and `features`
+is only there where the model's embeddings differ from them.
+"""
+VECTORS = ("embedding", "features")
 _SEAL = f', "{CHECKSUM}": '.encode()
 _MAX_ID = 1 << 40
 _MAX_NORM = 1e18
@@ -45,20 +53,33 @@ _BIDIRECTIONAL = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u20
 """Controls that make a text look like another one."""
 
 
-def column_types(dim: int) -> dict[str, pa.DataType]:
-    """The Arrow type of each of `COLUMNS`."""
+def column_types(dim: int, features: int = 0) -> dict[str, pa.DataType]:
+    """The Arrow type of each column of a new table, whose `features` have so many numbers (0: it has none)."""
     text, number = pa.string(), pa.int64()
-    types = (number, text, text, text, pa.list_(pa.float32(), dim), pa.binary(), number)
-    return dict(zip(COLUMNS, types, strict=True))
+    embedding, looks = pa.list_(pa.float32(), dim), pa.list_(pa.float32(), features or 1)
+    types = dict(zip(COLUMNS, (number, text, text, text, embedding, pa.binary(), looks, number, number), strict=True))
+    if not features:
+        del types["features"]
+    return types
 
 
-def arrow_columns(rows: Mapping[str, Any], dim: int) -> pa.Table:
+def own_columns(schema: pa.Schema) -> tuple[str, ...]:
+    """The columns of a table that are not the user's metadata: those up to its checksums, where it has any."""
+    names: list[str] = schema.names
+    first_release = COLUMNS[: COLUMNS.index("thumbnail") + 1]
+    return tuple(names[: names.index(CHECKSUM) + 1]) if CHECKSUM in names else first_release
+
+
+def arrow_columns(rows: Mapping[str, Any], schema: pa.Schema) -> pa.Table:
     """Rows given as columns of any kind, as an Arrow table; labels are checked."""
-    types, columns = column_types(dim), {}
+    own, columns = own_columns(schema), {}
+    types = {name: schema.field(name).type for name in own}
     for name, values in rows.items():
-        if name == "embedding":
-            flat = pa.array(np.ascontiguousarray(values, np.float32).reshape(-1))
-            columns[name] = pa.FixedSizeListArray.from_arrays(flat, dim)
+        if name in VECTORS and name in own:
+            if isinstance(values, np.ndarray):
+                flat = pa.array(np.ascontiguousarray(values, np.float32).reshape(-1))
+                values = pa.FixedSizeListArray.from_arrays(flat, types[name].list_size)
+            columns[name] = values
             continue
         if name == "label":
             is_arrow = isinstance(values, (pa.Array, pa.ChunkedArray))
@@ -70,27 +91,39 @@ def arrow_columns(rows: Mapping[str, Any], dim: int) -> pa.Table:
     return pa.table(columns)
 
 
-def embeddings_of(batch: pa.RecordBatch | pa.Table, dim: int) -> np.ndarray:
-    """The embedding column as a matrix."""
-    column = batch.column("embedding")
+def vectors_of(batch: pa.RecordBatch | pa.Table, name: str = "embedding") -> np.ndarray:
+    """A column of vectors as a matrix; zeros where there is none."""
+    column = batch.column(name)
+    dim = column.type.list_size
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
     matrices = [np.asarray(chunk.flatten()).reshape(-1, dim) for chunk in chunks]
-    return matrices[0] if len(matrices) == 1 else np.concatenate([np.empty((0, dim), np.float32), *matrices])
+    matrix = matrices[0] if len(matrices) == 1 else np.concatenate([np.empty((0, dim), np.float32), *matrices])
+    if not column.null_count:
+        return matrix
+    filled = np.zeros((len(column), dim), np.float32)
+    filled[np.asarray(column.is_valid())] = matrix
+    return filled
 
 
-def check_vectors(vectors: Any, dim: int) -> np.ndarray:
+def rows_with(batch: pa.RecordBatch, name: str) -> pa.RecordBatch:
+    """The rows that have a vector in a column."""
+    column = batch.column(name)
+    return batch.filter(column.is_valid()) if column.null_count else batch
+
+
+def check_vectors(vectors: Any, dim: int, name: str = "vectors") -> np.ndarray:
     """Vectors as a float32 matrix, one row each; raises where they are none."""
     matrix = np.ascontiguousarray(vectors, dtype=np.float32)
     if matrix.ndim != 2 or matrix.shape[1] != dim:
         shape = " × ".join(map(str, matrix.shape))
-        raise ConfigError(f"vectors must be N × {dim}, as this gallery holds, found {shape}.")
+        raise ConfigError(f"{name} must be N × {dim}, as this gallery holds, found {shape}.")
     # One number tells that all are fine; only where it does not, each is checked.
     if not np.vdot(matrix, matrix) < _MAX_NORM**2:
         if not np.isfinite(matrix).all():
             row = int(np.flatnonzero(~np.isfinite(matrix).all(axis=1))[0])
-            raise ConfigError(f"vectors must be finite, found NaN or infinity in row {row}.")
+            raise ConfigError(f"{name} must be finite, found NaN or infinity in row {row}.")
         if (largest := float(np.abs(matrix).max())) > _MAX_NORM / dim:
-            raise ConfigError(f"vectors must be below {_MAX_NORM / dim:.1e}, found {largest:.1e}: scale them.")
+            raise ConfigError(f"{name} must be below {_MAX_NORM / dim:.1e}, found {largest:.1e}: scale them.")
     return matrix
 
 
@@ -99,10 +132,11 @@ def check_columns(
     labels: Sequence[str | None] | None,
     paths: Sequence[str | None] | None,
     metadata: Mapping[str, Sequence[Any]] | None,
+    reserved: Collection[str] = COLUMNS,
 ) -> dict[str, list[Any]]:
     """Labels, paths and the user's columns, a value of each for every item; raises where they are none."""
-    if reserved := [name for name in metadata or {} if name in COLUMNS]:
-        raise ConfigError(f"metadata cannot be named {reserved[0]!r}: the gallery has a column of that name.")
+    if taken := [name for name in metadata or {} if name in reserved]:
+        raise ConfigError(f"metadata cannot be named {taken[0]!r}: the gallery has a column of that name.")
     for name, values in {"labels": labels, "paths": paths, **(metadata or {})}.items():
         if values is not None and len(values) != count:
             raise ConfigError(f"{name} must have {count} entries, one per item, found {len(values)}.")
@@ -148,23 +182,24 @@ def check_labels(labels: Iterable[str | None]) -> list[str | None]:
 # ---------------------------------------------------------------------- checksums of rows
 
 
-def row_checksums(rows: pa.RecordBatch | pa.Table, dim: int) -> np.ndarray:
+def row_checksums(rows: pa.RecordBatch | pa.Table) -> np.ndarray:
     """The checksum of each row, over all columns that have a value.
 
     A column that was added later is empty for the rows before it, and so changes nothing for them.
     """
-    checksums = [0] * len(rows)
+    checksums, own = [0] * len(rows), own_columns(rows.schema)
     for name in sorted(set(rows.schema.names) - {CHECKSUM}):
         column, key = rows.column(name), zlib.crc32(name.encode())
         if pa.types.is_temporal(column.type):  # as a number: how Python shows it depends on what is installed
             column = column.cast(pa.int32() if column.type.bit_width == 32 else pa.int64())
         if column.null_count == len(rows):
             continue
-        is_embedding = name == "embedding"
-        values = embeddings_of(rows, dim).astype("<f4", copy=False) if is_embedding else column.to_pylist()
+        is_vector = name in own and name in VECTORS
+        values = vectors_of(rows, name).astype("<f4", copy=False) if is_vector else column.to_pylist()
+        missing = np.asarray(column.is_null())
         for row, value in enumerate(values):
-            if value is not None:
-                cell = value.tobytes() if is_embedding else _encode_cell(value)
+            if not missing[row]:
+                cell = value.tobytes() if is_vector else _encode_cell(value)
                 checksums[row] = zlib.crc32(cell, checksums[row] ^ key)
     return np.array(checksums, dtype=np.int64)
 
@@ -177,12 +212,12 @@ def _encode_cell(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, default=str).encode()
 
 
-def damaged_rows(rows: pa.RecordBatch | pa.Table, dim: int) -> np.ndarray:
+def damaged_rows(rows: pa.RecordBatch | pa.Table) -> np.ndarray:
     """Mask of the rows that differ from their checksum or hold invalid numbers."""
     ids = np.asarray(rows.column("id"))
-    damaged: np.ndarray = ~np.isfinite(embeddings_of(rows, dim)).all(axis=1) | (ids < 0) | (ids >= _MAX_ID)
+    damaged: np.ndarray = ~np.isfinite(vectors_of(rows)).all(axis=1) | (ids < 0) | (ids >= _MAX_ID)
     if CHECKSUM in rows.schema.names:
-        damaged |= np.asarray(rows.column(CHECKSUM)) != row_checksums(rows, dim)
+        damaged |= np.asarray(rows.column(CHECKSUM)) != row_checksums(rows)
     return damaged
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import repeat
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -15,13 +15,25 @@ from kedge.gallery.anchors import Anchors
 from kedge.gallery.distances import norms_of, parallel_cdist, squared_distances
 from kedge.gallery.inverted_lists import InvertedLists
 
-__all__ = ["Columns", "Hit", "Item", "Masks", "Part", "Result", "Snapshot"]
+__all__ = [
+    "BLOCK",
+    "Candidates",
+    "Columns",
+    "Hit",
+    "Item",
+    "Masks",
+    "Part",
+    "Result",
+    "Snapshot",
+    "k_nearest",
+    "queries_by_list",
+]
 
 Masks = Sequence["np.ndarray | None"]
 """Which rows of each part count; None: all."""
 _SORTED_ANCHORS = 1024
 """Anchors that are sorted at first where it is not known how many lists hold enough candidates."""
-_BLOCK = 1 << 24
+BLOCK = 1 << 24
 """Distances of a batch of queries that are held at once."""
 _ROUNDING = 1e-5
 """Of the squared lengths: the error of |x|² − 2x·q + |q|² in single precision."""
@@ -59,16 +71,25 @@ class Columns(NamedTuple):
 class Result:
     """What a search found: iterate it for hits, nearest first."""
 
-    __slots__ = ("_columns", "_hits", "anchors", "seconds", "unknown")
+    __slots__ = ("_columns", "_hits", "anchors", "rank", "seconds", "unknown")
 
-    def __init__(self, columns: Columns, anchors: list[str | None], unknown: bool | None, seconds: float) -> None:
+    def __init__(
+        self,
+        columns: Columns,
+        anchors: list[str | None],
+        unknown: bool | None,
+        seconds: float,
+        rank: Literal["class", "looks"] = "class",
+    ) -> None:
         self._columns = columns
         self._hits: list[Hit] | None = None
         self.anchors = anchors
-        """The anchors whose lists were searched, nearest first."""
+        """The anchors whose lists were searched, nearest first; none where items were ranked by looks."""
         self.unknown = unknown
-        """Whether the query is far from every anchor; None where the gallery was not calibrated."""
+        """Whether the query is unlike every trained class; None where nothing was calibrated."""
         self.seconds = seconds
+        self.rank = rank
+        """Whether items were ranked by class, in the lists of the nearest anchors, or by looks, whatever the label."""
 
     @property
     def hits(self) -> list[Hit]:
@@ -95,7 +116,8 @@ class Result:
         return len(self._columns.ids)
 
     def __repr__(self) -> str:
-        return f"Result({len(self)} hits, anchors={self.anchors}, unknown={self.unknown}, seconds={self.seconds:.3g})"
+        how = f"rank={self.rank}, anchors={self.anchors}, unknown={self.unknown}"
+        return f"Result({len(self)} hits, {how}, seconds={self.seconds:.3g})"
 
 
 @dataclass(frozen=True)
@@ -106,7 +128,7 @@ class Part:
     alive: np.ndarray | None = None
 
 
-class _Candidates(NamedTuple):
+class Candidates(NamedTuple):
     """Rows of one list (or of all, where `number` is None) and their exact squared distances."""
 
     lists: InvertedLists
@@ -131,6 +153,11 @@ class Snapshot:
         """The masks of all items."""
         return [part.alive for part in self.parts]
 
+    def masks(self, ids: np.ndarray) -> Masks:
+        """The masks of the items with some ids."""
+        matches = [np.isin(part.lists.ids, ids) for part in self.parts]
+        return [mask if alive is None else mask & alive for mask, alive in zip(matches, self.alive, strict=True)]
+
     def search(
         self,
         queries: np.ndarray,
@@ -143,28 +170,41 @@ class Snapshot:
         """The k nearest items of each query, and the anchors whose lists were searched, nearest first (None: all).
 
         Searches the lists of the `probes` nearest anchors (None: all lists), and more until they hold
-        `min_candidates`; where these lists are empty, goes on to the nearest one that is not.
+        `min_candidates`; where these lists are empty, goes on to the nearest one that is not. With the `masks` of a
+        filter, only lists that hold matching items, and more of them until they hold k.
         """
-        masks = self.alive if masks is None else masks
         if probes is None:
             return self.scan(queries, k, None, masks, exclude_id), None
-        probes = min(probes, len(self.anchors))
-        probed = self._probe(queries, probes, min_candidates, masks)
+        probed = self.probe(queries, k, probes, min_candidates, masks, exclude_id)
         hits = self.scan(queries, k, probed, masks, exclude_id)
+        if masks is not None:
+            return hits, probed
         empty = [row for row, columns in enumerate(hits) if not columns.ids]
         if empty:
             candidates = 1 if exclude_id is None else 2  # the excluded item counts as one
-            farther = self._probe(queries[empty], probes, candidates, masks)
-            farther_hits = self.scan(queries[empty], k, farther, masks, exclude_id)
+            farther = self.probe(queries[empty], k, probes, candidates)
+            farther_hits = self.scan(queries[empty], k, farther, None, exclude_id)
             for row, numbers, columns in zip(empty, farther, farther_hits, strict=True):
                 probed[row], hits[row] = numbers, columns
         return hits, probed
 
-    def _probe(self, queries: np.ndarray, probes: int, min_candidates: int, masks: Masks) -> list[np.ndarray]:
-        """For each query the lists to search: the nearest, and more until they hold enough candidates."""
+    def probe(
+        self,
+        queries: np.ndarray,
+        k: int,
+        probes: int,
+        min_candidates: int = 0,
+        masks: Masks | None = None,
+        exclude_id: int | None = None,
+    ) -> list[np.ndarray]:
+        """For each query the lists to search, nearest first; see `search`."""
+        probes = min(probes, len(self.anchors))
+        if masks is not None:
+            # The excluded item may be one of those that match.
+            return self._probe_matching(queries, probes, max(min_candidates, k + (exclude_id is not None)), masks)
         if not min_candidates:
             return list(self.anchors.nearest(queries, probes))
-        sizes = self.list_sizes(masks)
+        sizes = self.list_sizes()
         count = max(probes, _SORTED_ANCHORS)
         while True:
             order = self.anchors.nearest(queries, min(count, len(self.anchors)))
@@ -172,6 +212,16 @@ class Snapshot:
             if count >= len(self.anchors) or max(needed, default=0) <= count:
                 return [row[: max(probes, lists)] for row, lists in zip(order, needed, strict=True)]
             count *= 8  # of very many anchors, seldom all are needed
+
+    def _probe_matching(self, queries: np.ndarray, probes: int, min_candidates: int, masks: Masks) -> list[np.ndarray]:
+        """The nearest of the lists with items that match, until they hold enough of them."""
+        sizes = self.list_sizes(masks)
+        matching = np.flatnonzero(sizes)
+        if not len(matching):
+            return [matching] * len(queries)
+        order = matching[self.anchors.subset(matching).nearest(queries, len(matching))]
+        needed = [np.searchsorted(np.cumsum(sizes[row]), min_candidates) + 1 for row in order]
+        return [row[: max(probes, lists)] for row, lists in zip(order, needed, strict=True)]
 
     def list_sizes(self, masks: Masks | None = None) -> np.ndarray:
         """How many items each list holds."""
@@ -192,8 +242,8 @@ class Snapshot:
     ) -> list[Columns]:
         """The k nearest items of each query in its probed lists, or (None) in all of them."""
         count = k if exclude_id is None else k + 1
-        candidates: list[list[_Candidates]] = [[] for _ in queries]
-        by_list = _queries_by_list(len(queries), probed)
+        candidates: list[list[Candidates]] = [[] for _ in queries]
+        by_list = queries_by_list(len(queries), probed)
         for part, mask in zip(self.parts, self.alive if masks is None else masks, strict=True):
             lists = part.lists
             if probed is None:
@@ -206,13 +256,13 @@ class Snapshot:
                     continue
                 if len(asking) == 1:
                     near = _scan_list(lists, start, end, queries[asking[0]], count, mask)
-                    candidates[asking[0]].append(_Candidates(lists, number, *near))
+                    candidates[asking[0]].append(Candidates(lists, number, *near))
                     continue
                 for row, rows, squares in _scan_list_batch(lists, start, end, queries[asking], count, mask):
-                    candidates[asking[row]].append(_Candidates(lists, number, rows, squares))
-        return [self._rank(of_query, k, exclude_id) for of_query in candidates]
+                    candidates[asking[row]].append(Candidates(lists, number, rows, squares))
+        return [self.rank(of_query, k, exclude_id) for of_query in candidates]
 
-    def _rank(self, candidates: list[_Candidates], k: int, exclude_id: int | None) -> Columns:
+    def rank(self, candidates: list[Candidates], k: int, exclude_id: int | None) -> Columns:
         """Candidates of all lists and parts by distance, ties by id."""
         if len(candidates) == 1 and exclude_id is None:
             lists, number, rows, squares = candidates[0]
@@ -250,7 +300,7 @@ class Snapshot:
         return Columns(*lists.describe(rows), np.sqrt(squares).tolist(), anchors)
 
 
-def _queries_by_list(queries: int, probed: list[np.ndarray] | None) -> list[tuple[int | None, list[int]]]:
+def queries_by_list(queries: int, probed: list[np.ndarray] | None) -> list[tuple[int | None, list[int]]]:
     """The lists to scan (None: all), and the queries that probe each."""
     if probed is None:
         return [(None, list(range(queries)))]
@@ -266,7 +316,7 @@ def _scan_list(
 ) -> tuple[np.ndarray, np.ndarray]:
     """At least the k nearest rows of one query and their squared distances, by row."""
     squares = parallel_cdist(query[None], lists.vectors[start:end])
-    rows = _k_nearest(squares, k, None if mask is None else mask[start:end])
+    rows = k_nearest(squares, k, None if mask is None else mask[start:end])
     return rows + start, squares.take(rows)
 
 
@@ -275,18 +325,18 @@ def _scan_list_batch(
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
     """The same for several queries, which share a matrix product; each with the number of its query."""
     lengths = np.sqrt(norms_of(queries)).tolist()
-    step = max(1, _BLOCK // len(queries))
+    step = max(1, BLOCK // len(queries))
     for first in range(start, end, step):
         last = min(end, first + step)
         squares = squared_distances(queries, lists.vectors[first:last], lists.norms[first:last])
         allowed = None if mask is None else mask[first:last]
         for number, length in enumerate(lengths):
-            rows = _k_nearest(squares[number], k, allowed, length) + first
+            rows = k_nearest(squares[number], k, allowed, length) + first
             # The product loses digits near zero: the candidates are computed again, by differences.
             yield number, rows, parallel_cdist(queries[number][None], lists.vectors.take(rows, axis=0))
 
 
-def _k_nearest(squares: np.ndarray, k: int, mask: np.ndarray | None, length: float | None = None) -> np.ndarray:
+def k_nearest(squares: np.ndarray, k: int, mask: np.ndarray | None, length: float | None = None) -> np.ndarray:
     """The rows that may be among the k nearest of those that the mask allows, ascending.
 
     With the `length` of the query, `squares` come from a matrix product and may be off by its rounding error.

@@ -6,7 +6,6 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -15,19 +14,22 @@ import pyarrow as pa
 from filelock import FileLock, Timeout
 
 from kedge.errors import GalleryError
-from kedge.gallery.anchors import Anchors, anchors_of, extend_anchors
+from kedge.gallery.anchors import Anchors, Space, anchors_of, extend_anchors
 from kedge.gallery.inverted_lists import DamagedLists, InvertedLists, StoredLists, open_lists, write_lists
 from kedge.gallery.location import LOCK
-from kedge.gallery.schema import embeddings_of, require_valid
-from kedge.gallery.search import Masks, Part, Snapshot
+from kedge.gallery.schema import require_valid, rows_with, vectors_of
+from kedge.gallery.search import Part, Snapshot
 from kedge.gallery.table import Table
 
-__all__ = ["Changes", "Items", "SnapshotLoader", "changes_since"]
+__all__ = ["Changes", "Items", "SnapshotLoader", "changes_since", "stolen_items"]
 
 _MAX_TAIL = 10_000
 """With more new rows than this, the lists are written anew before the next search."""
 _ROW_OVERHEAD = 512
 """Bytes that a row of the tail takes beside its vector."""
+_JUDGED = 10_000
+"""Items by which it is judged whether a new label's anchor takes others from their lists."""
+_MAX_STOLEN = 0.02
 _log = logging.getLogger(__name__)
 
 
@@ -61,14 +63,12 @@ def changes_since(stored: StoredLists, table: Table) -> Changes:
 
 
 class SnapshotLoader:
-    """Loads snapshots of a table, and writes its inverted lists where they are missing or far behind."""
+    """Loads snapshots of a table in one space, and writes its inverted lists where they are missing or far behind."""
 
-    def __init__(self, table: Table, learned: np.ndarray | None, classes: Sequence[str], *, by_label: bool) -> None:
+    def __init__(self, table: Table, space: Space) -> None:
         self._table = table
+        self._space = space
         self._folder = table.location.folder
-        self._learned = learned
-        self._classes = classes
-        self._by_label = by_label
         self._lock = threading.RLock()
         self._snapshot: Snapshot | None = None
         self._stored: StoredLists | None = None
@@ -87,6 +87,14 @@ class SnapshotLoader:
             if self._snapshot is None or self._snapshot.version != version:
                 self._snapshot = self._load(self._table.pin())
             self._refreshed = now
+            return self._snapshot
+
+    def at(self, version: int) -> Snapshot:
+        """A version that was just the newest, such as the one that is searched in another space."""
+        with self._lock:
+            if self._snapshot is None or self._snapshot.version != version:
+                self._snapshot = self._load(self._table.at(version))
+                self._refreshed = -math.inf  # there may be a newer one
             return self._snapshot
 
     def verified(self) -> Snapshot:
@@ -121,22 +129,22 @@ class SnapshotLoader:
 
     def anchors(self, table: Table) -> Anchors:
         """The anchors for what `table` holds now."""
-        return anchors_of(table, self._learned, self._classes)
+        return anchors_of(table, self._space)
 
     def write_lists(self, table: Table) -> None:
         """Write the lists for what `table` holds now. The caller must hold the gallery's lock."""
-        write_lists(self._folder / "lists", table, self.anchors(table), by_label=self._by_label)
+        space = self._space
+        root = self._folder / space.folder
+        write_lists(root, table, self.anchors(table), by_label=space.by_label, column=space.column)
         with self._lock:
             self._snapshot = None
 
-    def masks(self, snapshot: Snapshot, where: str) -> Masks:
-        """Which rows of each part match a filter."""
-        matching = np.asarray(self._table.at(snapshot.version).columns(["id"], where).column("id"))
-        matches = [np.isin(part.lists.ids, matching) for part in snapshot.parts]
-        return [mask if alive is None else mask & alive for mask, alive in zip(matches, snapshot.alive, strict=True)]
+    def matching(self, snapshot: Snapshot, where: str) -> np.ndarray:
+        """The ids of the items that match a filter."""
+        return np.asarray(self._table.at(snapshot.version).columns(["id"], where).column("id"))
 
     def _load(self, table: Table) -> Snapshot:
-        stored = open_lists(self._folder / "lists", self._stored)
+        stored = open_lists(self._folder / self._space.folder, self._stored)
         if stored is not None and stored.name in self._damaged:
             stored = None
         changes = None if stored is None else changes_since(stored, table)
@@ -147,7 +155,7 @@ class SnapshotLoader:
         if stored is None or changes is None:
             # A writer is at work, or there is no room: until then, everything is searched from memory.
             anchors = self.anchors(table)
-            stored = StoredLists(InvertedLists.empty(table.dim, len(anchors)), anchors, {})
+            stored = StoredLists(InvertedLists.empty(self._space.dim, len(anchors)), anchors, {})
             changes = changes_since(stored, table)
         self._stored = stored
         parts, anchors = [Part(stored.lists, changes.alive)], stored.anchors
@@ -162,23 +170,25 @@ class SnapshotLoader:
                 self.write_lists(table)
         except (Timeout, OSError):
             return None
-        return open_lists(self._folder / "lists")
+        return open_lists(self._folder / self._space.folder)
 
     def _load_tail(self, table: Table, changes: Changes, anchors: Anchors) -> tuple[InvertedLists, Anchors]:
-        needed = len(changes.new) * (4 * table.dim + _ROW_OVERHEAD)
+        column = self._space.column
+        needed = len(changes.new) * (4 * self._space.dim + _ROW_OVERHEAD)
         if needed > table.memory // 2:
             raise GalleryError(
                 f"{len(changes.new):,} items of {table.location} are not in its lists yet and would take more than "
                 f"half of the {table.memory >> 20:,} MiB: wait for its writer, run kedge optimize or allow more."
             )
-        batches = table.batches(["id", "path", "label", "embedding"], data_files=changes.data_files)
+        batches = table.batches(["id", "path", "label", column], data_files=changes.data_files)
         new = [batch.filter(pa.array(np.isin(np.asarray(batch.column("id")), changes.new))) for batch in batches]
-        rows = pa.Table.from_batches(new).sort_by("id")
-        ids, embeddings = np.asarray(rows.column("id")), embeddings_of(rows, table.dim)
+        rows = pa.Table.from_batches([rows_with(batch, column) for batch in new]).sort_by("id")
+        ids, embeddings = np.asarray(rows.column("id")), vectors_of(rows, column)
         labels, paths = rows.column("label").to_pylist(), rows.column("path").to_pylist()
         require_valid(ids, embeddings)
-        anchors = extend_anchors(anchors, embeddings, labels)
-        lists = anchors.assign(embeddings, labels, by_label=self._by_label)
+        if self._space.has_labels:
+            anchors = extend_anchors(anchors, embeddings, labels)
+        lists = anchors.assign(embeddings, labels, by_label=self._space.by_label)
         return InvertedLists.in_memory(lists, len(anchors), ids, embeddings, labels, paths), anchors
 
 
@@ -230,7 +240,7 @@ class Items:
         return self._coded_labels[1]
 
     def vectors(self, positions: np.ndarray) -> np.ndarray:
-        """The embeddings of some items."""
+        """The vectors of some items."""
         vectors = np.empty((len(positions), self.snapshot.anchors.vectors.shape[1]), np.float32)
         rows = self._rows[positions]
         parts = np.searchsorted(self._starts, rows, side="right") - 1
@@ -253,3 +263,24 @@ class Items:
     def _gather(self, by_part: list[np.ndarray]) -> np.ndarray:
         """Values of all rows of all parts, for the items in their order."""
         return np.concatenate(by_part)[self._rows]
+
+
+def stolen_items(snapshot: Snapshot, added: set[str]) -> tuple[str, float] | None:
+    """The new label whose anchor takes most items of other labels from their lists, and the share that new ones take.
+
+    None where that share is small. Judged by a sample.
+    """
+    items, anchors = Items(snapshot, by_id=False), snapshot.anchors
+    is_new = np.array([name in added for name in anchors.names])
+    numbers = {name: number for number, name in enumerate(anchors.names) if name not in added}
+    own = np.array([*(numbers.get(name, -1) for name in items.label_names), -1])[items.labels]
+    others = np.flatnonzero(own >= 0)
+    if not len(others) or not is_new.any():
+        return None
+    sample = np.random.default_rng(0).permutation(others)[:_JUDGED]
+    vectors, before = items.vectors(sample), np.flatnonzero(~is_new)
+    nearest = anchors.nearest(vectors, 1)[:, 0]
+    stolen = is_new[nearest] & (before[anchors.subset(before).nearest(vectors, 1)[:, 0]] == own[sample])
+    if stolen.mean() <= _MAX_STOLEN:
+        return None
+    return str(anchors.names[np.bincount(nearest[stolen]).argmax()]), float(stolen.mean())

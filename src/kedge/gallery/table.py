@@ -23,14 +23,15 @@ from kedge.gallery.integrity import Integrity, wrap_read_errors
 from kedge.gallery.location import LOCK, FolderWatch, Location
 from kedge.gallery.schema import (
     CHECKSUM,
-    COLUMNS,
+    VECTORS,
     arrow_columns,
     column_types,
     damaged_rows,
-    embeddings_of,
     first_line,
+    own_columns,
     require_valid,
     row_checksums,
+    vectors_of,
 )
 
 __all__ = ["LOCK", "MEMORY", "Table", "Version"]
@@ -50,7 +51,7 @@ class Version(NamedTuple):
 
 
 class Table:
-    """Rows of a gallery: id, path, label, content hash, embedding, thumbnail and the user's metadata.
+    """Rows of a gallery: id, path, label, content hash, embedding, features, thumbnail and the user's metadata.
 
     A writer must hold the gallery's lock; reading needs none. `refresh` moves this handle on to the newest version;
     a copy made by `pin` stays at its version.
@@ -60,7 +61,7 @@ class Table:
         self.location = Location.of(location)
         self.dim = dim
         self.memory = memory
-        self.integrity = Integrity(self.location, dim)
+        self.integrity = Integrity(self.location)
         self.integrity.repair_copy()
         self._uri = self.location.table_uri
         self._watch = FolderWatch(f"{self._uri}/_versions")
@@ -72,9 +73,9 @@ class Table:
         self._reload()
 
     @classmethod
-    def create(cls, location: Location | Path, dim: int) -> Table:
-        """An empty table."""
-        empty = {name: pa.array([], kind) for name, kind in column_types(dim).items()}
+    def create(cls, location: Location | Path, dim: int, features: int = 0) -> Table:
+        """An empty table, for features of so many numbers beside the embeddings (0: for embeddings alone)."""
+        empty = {name: pa.array([], kind) for name, kind in column_types(dim, features).items()}
         lance.write_dataset(pa.table(empty), Location.of(location).table_uri)
         table = cls(location, dim)
         table.seal(())
@@ -218,16 +219,17 @@ class Table:
 
     def write(self, rows: Mapping[str, Any]) -> list[FragmentMetadata]:
         """Write rows, which nobody sees until they are committed."""
-        new, schema = arrow_columns(rows, self.dim), self._dataset.schema
+        schema = self._dataset.schema
+        new = arrow_columns(rows, schema)
         if unknown := set(new.column_names) - set(schema.names):
             raise ConfigError(f"There is no metadata column {min(unknown)!r}: add it first.")
-        columns = {field.name: pa.nulls(len(new), field.type) for field in schema if field.name != CHECKSUM}
+        columns = {field.name: pa.nulls(len(new), field.type) for field in schema}
         try:
             columns |= {name: new.column(name).cast(schema.field(name).type) for name in new.column_names}
         except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
             raise ConfigError(f"metadata does not fit the columns that exist: {first_line(error)}") from error
         if CHECKSUM in schema.names:
-            columns[CHECKSUM] = pa.array(row_checksums(pa.table(columns), self.dim))
+            columns[CHECKSUM] = pa.array(row_checksums(pa.table(columns)))
         table = pa.table({name: columns[name] for name in schema.names}, schema)
         return list(write_fragments(table, self._uri, mode="append"))
 
@@ -274,7 +276,12 @@ class Table:
     @property
     def metadata_columns(self) -> list[str]:
         """The user's columns."""
-        return [name for name in self._dataset.schema.names if name not in COLUMNS]
+        return [name for name in self._dataset.schema.names if name not in self.own_columns]
+
+    @property
+    def own_columns(self) -> tuple[str, ...]:
+        """The columns that are not the user's."""
+        return own_columns(self._dataset.schema)
 
     def row(self, id: int) -> dict[str, Any]:
         """One item, compared with the checksum of its row."""
@@ -283,7 +290,7 @@ class Table:
         try:
             with wrap_read_errors(self.location):
                 rows = self._dataset.to_table(filter=f"id = {int(id)}")
-                damaged = damaged_rows(rows, self.dim)
+                damaged = damaged_rows(rows)
         except GalleryError:
             self.verify()  # names the file that is damaged
             raise
@@ -294,8 +301,8 @@ class Table:
         if not len(rows):
             self.verify()  # the id itself may be what is damaged
             raise ConfigError(f"There is no item {id} in {self.location}.")
-        values = {name: rows.column(name)[0].as_py() for name in rows.column_names if name != "embedding"}
-        return {**values, "embedding": embeddings_of(rows, self.dim)[0]}
+        vectors = {name: vectors_of(rows, name)[0] for name in VECTORS if name in self.own_columns}
+        return {name: rows.column(name)[0].as_py() for name in rows.column_names if name not in vectors} | vectors
 
     def check_filter(self, where: str) -> None:
         """Raise unless Lance understands all of a filter: it parses one expression and ignores whatever follows."""

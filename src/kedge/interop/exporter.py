@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 
 import lance
@@ -67,14 +66,15 @@ def _read(gallery: Gallery) -> tuple[Manifest, Rows]:
         model=None if gallery.model is None else gallery.model.fingerprint,
         precision=gallery.precision,
         thumbnails=gallery.thumbnails,
-        calibration=None if gallery.calibration is None else asdict(gallery.calibration),
+        calibration=None if gallery.calibration is None else gallery.calibration.to_json(),
         next_id=max(int(next_id or 0), int(items.ids.max(initial=-1)) + 1),
         learned=snapshot.anchors.learned,
         names=snapshot.anchors.names,
         anchors=np.ascontiguousarray(snapshot.anchors.vectors, np.float32),
     )
-    names = [name for name in table.schema.names if name not in ("hash", "thumbnail", CHECKSUM)]
-    names += [name for name in ("hash", "thumbnail") if table.count_rows(f"{name} IS NOT NULL")]
+    of_images = [name for name in ("hash", "thumbnail", "phash") if name in table.schema.names]
+    names = [name for name in table.schema.names if name not in (*of_images, CHECKSUM)]
+    names += [name for name in of_images if table.count_rows(f"{name} IS NOT NULL")]
     if LIST in names:
         raise ConfigError(f"{gallery.location} has metadata called {LIST}, the name that exports need for the lists.")
     schema = pa.schema([*(table.schema.field(name) for name in names), pa.field(LIST, pa.int32())])

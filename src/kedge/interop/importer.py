@@ -23,7 +23,6 @@ from kedge.gallery.calibration import Calibration, save_calibration
 from kedge.gallery.inverted_lists import write_lists
 from kedge.gallery.location import Location
 from kedge.gallery.manifest import ListKind, is_taken
-from kedge.gallery.schema import COLUMNS
 from kedge.gallery.table import Table
 from kedge.interop.arrays import read_arrays
 from kedge.interop.columns import gallery_columns
@@ -166,8 +165,12 @@ def _restore(folder: Path, rows: Rows, manifest: Manifest, model: Model | None) 
             raise DataError(f"{rows.source} is damaged: its ids are not those of a gallery.")
         if len(lists) and (lists.min() < 0 or lists.max() >= len(manifest.names)):
             raise DataError(f"{rows.source} is damaged: it names lists that it has no anchors for.")
-        index = AnchorIndex.build(manifest.anchors) if len(manifest.anchors) >= MIN_ANCHORS else None
-        anchors = _AssignedAnchors(manifest.anchors, manifest.names, manifest.learned, index, iter(lists))
+        learned_first = gallery.features > 0
+        indexed = manifest.anchors[: manifest.learned or None] if learned_first else manifest.anchors
+        index = AnchorIndex.build(indexed) if len(indexed) >= MIN_ANCHORS else None
+        anchors = _AssignedAnchors(
+            manifest.anchors, manifest.names, manifest.learned, index, learned_first, iter(lists)
+        )
         write_lists(folder / "lists", table, anchors, by_label=manifest.lists == "label")
     if manifest.calibration is not None:
         save_calibration(folder, Calibration(**manifest.calibration))
@@ -187,7 +190,7 @@ class _AssignedAnchors(Anchors):
 
 def _write(gallery: Gallery, table: Table, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
     """Commit rows, all at once; their ids and, where they have that column, their lists."""
-    metadata = [column for column in rows.schema if column.name not in (*COLUMNS, LIST)]
+    metadata = [column for column in rows.schema if column.name not in (*table.own_columns, LIST)]
     table.add_columns({column.name: pa.array([], column.type) for column in metadata})
     fragments, ids, lists = [], [np.empty(0, np.int64)], [np.empty(0, np.int32)]
     for batch, vectors in rows.matrices(gallery.dim):

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kedge.errors import DataError
-from kedge.interop.rows import BATCH, VECTOR, Manifest, Rows
+from kedge.interop.rows import BATCH, Manifest, Rows
 
 __all__ = ["read_parquet", "write_parquet"]
 
@@ -23,7 +23,7 @@ _LIMIT = 2**31 - 1
 
 def write_parquet(stream: IO[bytes], manifest: Manifest, rows: Rows, *, with_anchors: bool = True) -> None:
     """Write rows, and the manifest into the file's footer."""
-    plain = [field.name for field in rows.schema if field.name != VECTOR]
+    plain = [field.name for field in rows.schema if not pa.types.is_fixed_size_list(field.type)]
     # Numbers of vectors hardly ever repeat.
     options = {"compression": "zstd", "use_dictionary": plain, "write_page_checksum": True}
     with pq.ParquetWriter(stream, rows.schema, **options) as writer:

@@ -15,7 +15,15 @@ import pyarrow as pa
 
 from kedge.errors import ConfigError, DataError
 from kedge.gallery import Added, Gallery
-from kedge.gallery.ingest import UNREADABLE, ExistingItem, collate, decode_file, existing_items, write_unreadable
+from kedge.gallery.ingest import (
+    UNREADABLE,
+    ExistingItem,
+    collate,
+    decode_file,
+    existing_items,
+    vector_columns,
+    write_unreadable,
+)
 from kedge.gallery.location import Location
 from kedge.gallery.table import Table
 from kedge.images import Preprocessing
@@ -53,7 +61,8 @@ def index_with_ray(
     if not len(listing):
         raise DataError(f"{source} holds no images: give the folder that holds them.")
     with connect(address, workers) as cluster, gallery.writing() as table:
-        pipeline = _Pipeline(gallery, gallery.model, workers or cluster.gpus or cluster.cpus, gpu=cluster.gpus > 0)
+        embedders = workers or cluster.gpus or cluster.cpus
+        pipeline = _Pipeline(gallery, gallery.model, table.own_columns, embedders, gpu=cluster.gpus > 0)
         added = _index(pipeline, table, listing, progress or (lambda _: None))
     write_unreadable(gallery.path / UNREADABLE, added.skipped)
     return added
@@ -105,6 +114,8 @@ class _Pipeline:
 
     gallery: Gallery
     model: Model
+    columns: tuple[str, ...]
+    """Those of the table that are not the user's."""
     embedders: int
     gpu: bool
 
@@ -116,7 +127,7 @@ class _Pipeline:
         context.enable_progress_bars = False
         context.print_on_execution_start = False
         shared = ray.put(copy.deepcopy(self.model).to("cpu"))
-        decoder = Decoder(first_id, self.model.preprocessing, self.gallery.thumbnails)
+        decoder = Decoder(first_id, self.model.preprocessing, self.gallery.thumbnails, self.columns)
         writer = Writer(absolute_location(self.gallery), self.gallery.dim, first_id)
         single: dict[str, Any] = {"batch_size": 1, "batch_format": "numpy"}
         entries = (
@@ -124,7 +135,7 @@ class _Pipeline:
             .map_batches(decoder, num_cpus=_DECODE_CPUS, **single)
             .map_batches(
                 Embedder,
-                fn_constructor_args=([shared],),
+                fn_constructor_args=([shared], self.columns),
                 concurrency=min(self.embedders, len(tasks)),
                 num_cpus=_EMBED_CPUS,
                 num_gpus=1 if self.gpu else 0,
@@ -156,6 +167,7 @@ class Decoder:
     first_id: int
     preprocessing: Preprocessing
     thumbnails: int
+    columns: tuple[str, ...]
 
     def __call__(self, rows: Rows) -> Iterator[Rows]:
         """One chunk at a time, so that a large shard needs no more memory than a small one."""
@@ -171,7 +183,7 @@ class Decoder:
             decode_file(item, existing.get(item.path), self.preprocessing, self.thumbnails)  # type: ignore[arg-type]
             for item in items
         ]
-        batch = collate(0, paths, decoded)
+        batch = collate(0, paths, decoded, self.columns)
         metadata = {name: [item.metadata[name] for item in items] for name in items[0].metadata}
         columns = batch.columns(self.first_id + start, paths, [item.label for item in items], metadata)
         replaced = [existing[path].id for path in columns["path"] if path in existing]
@@ -181,18 +193,19 @@ class Decoder:
 class Embedder:
     """Holds the model, on a GPU if the worker was given one."""
 
-    def __init__(self, model: list[Any]) -> None:
+    def __init__(self, model: list[Any], columns: tuple[str, ...]) -> None:
         import ray
 
         # In a list it comes as a reference, which a worker that takes over can still follow.
         shared: Model = ray.get(model[0])
         self._model = copy.deepcopy(shared).to("auto")
+        self._columns = columns
 
     def __call__(self, rows: Rows) -> Rows:
-        """Embeddings in the place of pixels."""
+        """Vectors in the place of pixels."""
         entry, images, columns = unpack(rows)
         if images:
-            columns["embedding"] = self._model.embed(images).numpy()
+            columns |= vector_columns(self._model, images, self._columns)
         return pack((entry, columns))
 
 

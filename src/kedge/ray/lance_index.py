@@ -18,7 +18,7 @@ from kedge.errors import ConfigError, GalleryError
 from kedge.gallery import Gallery, Result
 from kedge.gallery.anchors import Anchors
 from kedge.gallery.location import Location
-from kedge.gallery.schema import embeddings_of
+from kedge.gallery.schema import vectors_of
 from kedge.gallery.search import Columns
 from kedge.io import Folder
 from kedge.ray.cluster import connect
@@ -28,6 +28,7 @@ __all__ = ["absolute_location", "build_index", "search_with_ray"]
 _ONE_FILE = 2**31 - 1
 """Rows: Lance reads the lists from one file."""
 _TOLERANCE = 1e-5
+_FAR = 1e4
 _PREFIX = "anchors_"
 _FOLDER = "index"
 """The anchors of each index, beside the table and under its name."""
@@ -63,6 +64,7 @@ def _store(files: Folder, anchors: Anchors) -> str:
         names=np.array([name or "" for name in anchors.names], dtype=np.str_),
         named=np.array([name is not None for name in anchors.names]),
         learned=anchors.learned,
+        learned_first=anchors.learned_first,
     )
     name = _PREFIX + hashlib.sha256(stream.getvalue()).hexdigest()[:16]
     files.write(f"{_FOLDER}/{name}.npz", stream.getvalue())
@@ -76,7 +78,8 @@ def _stored(files: Folder, name: str) -> Anchors | None:
     with np.load(io.BytesIO(content), allow_pickle=False) as stored:
         pairs = zip(stored["names"].tolist(), stored["named"].tolist(), strict=True)
         names = tuple(name if named else None for name, named in pairs)
-        return Anchors(stored["vectors"], names, int(stored["learned"]))
+        learned_first = "learned_first" in stored and bool(stored["learned_first"])
+        return Anchors(stored["vectors"], names, int(stored["learned"]), learned_first=learned_first)
 
 
 # ---------------------------------------------------------------------- building
@@ -119,6 +122,7 @@ def _are_same(stored: Anchors | None, anchors: Anchors) -> bool:
     return (
         stored is not None
         and (stored.names, stored.learned) == (anchors.names, anchors.learned)
+        and stored.learned_first == anchors.learned_first
         and np.allclose(stored.vectors, anchors.vectors, rtol=0, atol=_TOLERANCE * float(np.abs(anchors.vectors).max()))
     )
 
@@ -130,7 +134,7 @@ def _build_segment(uri: str, version: int, name: str, anchors: Anchors, by_label
 
     def assign() -> Iterator[pa.RecordBatch]:
         for batch in dataset.scanner(["label", "embedding"], with_row_id=True, fragments=chosen).to_batches():
-            vectors, labels = embeddings_of(batch, anchors.vectors.shape[1]), batch.column("label").to_pylist()
+            vectors, labels = vectors_of(batch), batch.column("label").to_pylist()
             partition = anchors.assign(vectors, labels, by_label=by_label).astype(np.uint32)
             yield pa.record_batch({"row_id": batch.column("_rowid"), "partition": pa.array(partition)})
 
@@ -146,10 +150,18 @@ def _build_segment(uri: str, version: int, name: str, anchors: Anchors, by_label
             metric="l2",
             replace=True,
             num_partitions=len(anchors),
-            ivf_centroids=np.ascontiguousarray(anchors.vectors, np.float32),
+            ivf_centroids=_centroids(anchors),
             precomputed_partition_dataset=lists,
             fragment_ids=[fragment],
         )
+
+
+def _centroids(anchors: Anchors) -> np.ndarray:
+    """What Lance routes by: the anchors, of which those that come behind the learned ones are moved far away."""
+    centroids = np.array(anchors.vectors, np.float32)
+    if anchors.learned_first and anchors.learned:
+        centroids[anchors.learned :, 0] += _FAR * max(1.0, float(np.abs(centroids).max()))
+    return centroids
 
 
 # ---------------------------------------------------------------------- searching
@@ -229,7 +241,7 @@ def _rank(
     rows: pa.Table, query: np.ndarray, anchors: Anchors, *, by_label: bool, k: int, exclude_id: int | None
 ) -> Columns:
     """By distance, ties by id. Lance gives squared distances, which are computed anew here by differences."""
-    vectors, ids = embeddings_of(rows, anchors.vectors.shape[1]), np.asarray(rows.column("id"))
+    vectors, ids = vectors_of(rows), np.asarray(rows.column("id"))
     squares = np.square(vectors - query).sum(axis=1)
     order = np.lexsort((ids, squares))
     order = order[ids[order] != (-1 if exclude_id is None else exclude_id)][:k]

@@ -1,0 +1,242 @@
+"""By class or by looks: a query that looks like its predicted class is ranked by class, any other one by looks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, get_args
+
+import numpy as np
+
+from kedge.gallery.anchors import EXACT_ITEMS
+from kedge.gallery.distances import parallel_cdist, squared_distances
+from kedge.gallery.search import BLOCK, Candidates, Columns, Snapshot, k_nearest, queries_by_list
+from kedge.gallery.snapshot import Items
+
+__all__ = ["RANKS", "Comparison", "Pair", "Rank", "RankedSearch", "known_cosines", "looks_like_its_class"]
+
+Rank = Literal["auto", "class", "looks"]
+RANKS = get_args(Rank)
+_NEIGHBOURS = 3
+_SHARE = 8
+"""Of the lists of a large looks space, one in so many is searched."""
+
+
+class Pair:
+    """One version of a gallery in both spaces: the class list of every item of the looks space.
+
+    Rows are counted through all parts of the looks space.
+    """
+
+    def __init__(self, classes: Snapshot, looks: Snapshot) -> None:
+        self.classes, self.looks = classes, looks
+        for part in classes.parts:
+            part.lists.verify()  # an item that a damaged id hides would be missed
+        parts = [part.lists for part in looks.parts]
+        self.starts = np.cumsum([0, *map(len, parts)])
+        self.ids = np.concatenate([lists.ids for lists in parts])
+        self.lists = np.full(len(self.ids), -1, np.int32)
+        """The class list of each row; -1 for an item that is removed."""
+        items = Items(classes)
+        if len(items):
+            positions = np.minimum(np.searchsorted(items.ids, self.ids), len(items) - 1)
+            self.lists = np.where(items.ids[positions] == self.ids, items.lists[positions], -1)
+        self._order = np.argsort(self.lists, kind="stable")
+        self._offsets = np.searchsorted(self.lists[self._order], np.arange(len(classes.anchors) + 1))
+        learned = classes.anchors.learned or len(classes.anchors)
+        self.known = self._order[self._offsets[0] : self._offsets[learned]]
+        """The rows of the model's classes; all rows where no anchor was learned."""
+        self.foreign = self._order[self._offsets[learned] :]
+        """The rows of labels that the model never saw."""
+
+    def rows_in(self, lists: np.ndarray) -> np.ndarray:
+        """The rows of some class lists."""
+        bounds = zip(self._offsets[lists].tolist(), self._offsets[lists + 1].tolist(), strict=True)
+        return np.concatenate([self._order[:0], *(self._order[start:end] for start, end in bounds)])
+
+
+class Comparison:
+    """Squared distances of some queries to the items of the looks space, queries × rows, by one matrix product.
+
+    Infinite for items that are removed or excluded and, in a large gallery, for those of lists that were not searched.
+    """
+
+    def __init__(self, pair: Pair, features: np.ndarray, exclude_id: int | None, *, exhaustive: bool) -> None:
+        self._pair, self._features = pair, features
+        looks, probed = pair.looks, None
+        self._complete = exhaustive or len(looks) <= EXACT_ITEMS
+        if not self._complete:
+            probed = list(looks.anchors.nearest(features, -(-len(looks.anchors) // _SHARE)))
+        by_list = queries_by_list(len(features), probed)
+        self.squares = np.full((len(features), len(pair.ids)), np.inf, np.float32)
+        for start, part in zip(pair.starts.tolist(), looks.parts, strict=False):
+            lists = part.lists
+            if probed is None:
+                lists.verify()
+            else:
+                lists.prefetch(number for number, _ in by_list if number is not None)
+            for number, asking in by_list:
+                first, last = (0, len(lists)) if number is None else lists.bounds(number)
+                if first == last or not asking:
+                    continue
+                queries, vectors = features[asking], lists.vectors[first:last]
+                alone = len(asking) == 1
+                self.squares[asking, start + first : start + last] = (
+                    parallel_cdist(queries, vectors)
+                    if alone
+                    else squared_distances(queries, vectors, lists.norms[first:last])
+                )
+        self._gone = pair.lists < 0
+        if exclude_id is not None:
+            self._gone |= pair.ids == exclude_id
+        self.squares[:, self._gone] = np.inf
+
+    def to_rows(self, query: int, rows: np.ndarray) -> np.ndarray:
+        """The squared distances of one query to some rows, all of which are compared."""
+        if not self._complete:
+            missing = rows[np.isinf(self.squares[query, rows]) & ~self._gone[rows]]
+            self.squares[query, missing] = self._by_differences(query, missing)
+        return self.squares[query, rows]
+
+    def nearest(self, query: int, k: int, rows: np.ndarray | None, mask: np.ndarray | None) -> Columns:
+        """The k nearest items of one query, of all or of some rows, that the mask allows."""
+        squares = self.squares[query] if rows is None else self.to_rows(query, rows)
+        allowed = np.isfinite(squares)
+        if mask is not None:
+            allowed &= mask if rows is None else mask[rows]
+        near = k_nearest(squares, k, allowed, 1.0)
+        near = near if rows is None else np.sort(rows[near])
+        exact = self._by_differences(query, near)
+        parts = np.searchsorted(self._pair.starts, near, side="right") - 1
+        candidates = []
+        for number, part in enumerate(self._pair.looks.parts):
+            mine = parts == number
+            candidates.append(Candidates(part.lists, None, near[mine] - self._pair.starts[number], exact[mine]))
+        columns = self._pair.looks.rank(candidates, k, None)
+        # The lists of the looks space have no names: an item's anchor is that of its class list.
+        lists = dict(zip(self._pair.ids[near].tolist(), self._pair.lists[near].tolist(), strict=True))
+        names = self._pair.classes.anchors.names
+        return columns._replace(anchors=[names[lists[id]] for id in columns.ids])
+
+    def _by_differences(self, query: int, rows: np.ndarray) -> np.ndarray:
+        """Exact squared distances of one query to some rows."""
+        squares = np.empty(len(rows), np.float32)
+        parts = np.searchsorted(self._pair.starts, rows, side="right") - 1
+        for number, part in enumerate(self._pair.looks.parts):
+            mine = np.flatnonzero(parts == number)
+            own = rows[mine] - self._pair.starts[number]
+            part.lists.verify_rows(own)
+            squares[mine] = parallel_cdist(self._features[query][None], part.lists.vectors.take(own, axis=0))
+        return squares
+
+
+class Ranked(NamedTuple):
+    """What was found for one query, and how: the fields of a `Result`."""
+
+    columns: Columns
+    anchors: list[str | None]
+    unknown: bool | None
+    rank: Literal["class", "looks"]
+
+
+@dataclass(frozen=True)
+class RankedSearch:
+    """A search in both spaces; `probes` and the like as in `Snapshot.search`."""
+
+    k: int
+    probes: int | None
+    min_candidates: int
+    exclude_id: int | None
+    matching: np.ndarray | None
+    """The ids of the items that match a filter; None: all."""
+    always_looks: bool
+    threshold: float | None
+    """The smallest cosine of a known query to its nearest item of a trained class."""
+
+    def run(
+        self, pair: Pair, embeddings: np.ndarray, features: np.ndarray, unknown: Sequence[bool | None]
+    ) -> list[Ranked]:
+        """Rank each query by class or by looks; without a threshold, `unknown` says which are."""
+        ranked: list[Ranked] = []
+        size = max(1, BLOCK // max(1, len(pair.ids)))
+        for start in range(0, len(embeddings), size):
+            rows = slice(start, start + size)
+            ranked += self._rank(pair, embeddings[rows], features[rows], unknown[rows])
+        return ranked
+
+    def _rank(
+        self, pair: Pair, embeddings: np.ndarray, features: np.ndarray, unknown: Sequence[bool | None]
+    ) -> list[Ranked]:
+        comparison = Comparison(pair, features, self.exclude_id, exhaustive=self.probes is None)
+        if self.threshold is not None:
+            unknown = (_known_cosines(pair, comparison) < self.threshold).tolist()
+        mask = None if self.matching is None else np.isin(pair.ids, self.matching)
+        if self.always_looks:
+            by_class = np.zeros(len(embeddings), bool)
+        else:
+            by_class = looks_like_its_class(pair, comparison, embeddings)
+            by_class &= [is_unknown is not True for is_unknown in unknown]
+        known = np.flatnonzero(by_class)
+        in_class = dict(
+            zip(known.tolist(), self._in_class(pair, comparison, embeddings[known], known, mask), strict=True)
+        )
+        ranked = []
+        for query, is_unknown in enumerate(unknown):
+            if query in in_class:
+                ranked.append(Ranked(*in_class[query], is_unknown, "class"))
+            else:
+                ranked.append(Ranked(comparison.nearest(query, self.k, None, mask), [], is_unknown, "looks"))
+        return ranked
+
+    def _in_class(
+        self, pair: Pair, comparison: Comparison, embeddings: np.ndarray, queries: np.ndarray, mask: np.ndarray | None
+    ) -> Iterator[tuple[Columns, list[str | None]]]:
+        """Hits and anchors of known queries: their lists by looks or, where all lists are searched, all by distance."""
+        classes, names = pair.classes, pair.classes.anchors.names
+        masks = None if self.matching is None else classes.masks(self.matching)
+        if not len(queries):
+            return
+        if self.probes is None:
+            for columns in classes.search(embeddings, self.k, None, 0, masks, self.exclude_id)[0]:
+                yield columns, list(names)
+            return
+        probed = classes.probe(embeddings, self.k, self.probes, self.min_candidates, masks, self.exclude_id)
+        for query, numbers in zip(queries.tolist(), probed, strict=True):
+            columns = comparison.nearest(query, self.k, pair.rows_in(numbers), mask)
+            yield columns, [names[number] for number in numbers.tolist()]
+
+
+def looks_like_its_class(pair: Pair, comparison: Comparison, embeddings: np.ndarray) -> np.ndarray:
+    """Whether each query looks like its predicted class, whose learned anchor is nearest, and not like other labels.
+
+    In the mean over the three nearest items, it must be at least as near to those of the class as to those of labels
+    that the model never saw.
+    """
+    predicted = pair.classes.anchors.nearest(embeddings, 1)
+    own = [
+        _mean_of_nearest(comparison.to_rows(query, pair.rows_in(number))[None])[0]
+        for query, number in enumerate(predicted)
+    ]
+    foreign = _mean_of_nearest(comparison.squares[:, pair.foreign])
+    return np.isfinite(own) & (np.array(own) <= foreign)
+
+
+def known_cosines(pair: Pair, features: np.ndarray) -> np.ndarray:
+    """The cosine of each of some features to the nearest item of a trained class."""
+    size = max(1, BLOCK // max(1, len(pair.ids)))
+    chunks = [features[start : start + size] for start in range(0, len(features), size)]
+    cosines = [_known_cosines(pair, Comparison(pair, chunk, None, exhaustive=True)) for chunk in chunks]
+    return np.concatenate([np.empty(0), *cosines])
+
+
+def _known_cosines(pair: Pair, comparison: Comparison) -> np.ndarray:
+    return 1 - comparison.squares[:, pair.known].min(axis=1, initial=np.inf) / 2
+
+
+def _mean_of_nearest(squares: np.ndarray) -> np.ndarray:
+    """The mean of the three smallest of each row, or of as many as there are; infinite where there is none."""
+    count = min(_NEIGHBOURS, squares.shape[1])
+    nearest = np.partition(squares, count - 1, axis=1)[:, :count] if count else squares
+    present = np.isfinite(nearest)
+    sums, counts = np.where(present, nearest, 0).sum(axis=1), present.sum(axis=1)
+    return np.where(counts > 0, sums / np.maximum(counts, 1), np.inf)
