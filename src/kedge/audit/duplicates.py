@@ -18,11 +18,17 @@ from kedge.audit.report import Finding, Kind
 
 __all__ = ["COUNT", "find_copies", "find_leaks", "find_near", "share_limit"]
 
-COUNT = 5
-"""Neighbours of an item that may be its copies; the distance to the last is the scale."""
-_SURE_BITS, _FEW_BITS = 8, 16
-_SURE_SHARE, _NEAR_SHARE = 0.9, 0.5
-"""A pair of images is a near duplicate where both measures are within the first limits, or within the second."""
+COUNT = 16
+"""Neighbours of an item that may be its copies."""
+_SCALE = 5
+"""The neighbour whose distance is the scale."""
+_SAME_BITS, _NEAR_BITS, _NEAR_SHARE = 3, 12, 0.6
+"""Images are near duplicates that differ in at most `_SAME_BITS`, or in `_NEAR_BITS` if their share is small.
+
+Chosen on copies of 120 photos (Flowers, Pets, CUB: sizes × 0.3 to 2, JPEG qualities 30 to 95, crops by up to 10 pixels)
+beside 1,920 others, with EfficientNet-Lite0: resized and recompressed copies differ in at most 2 bits whatever their share,
+cropped ones in up to 10 at shares up to 0.52; neighbours that are no copies in at least 14, at shares above 0.7.
+"""
 _DEVIATIONS = 3.0
 """Of a pair without hashes the share must lie so many robust deviations below the median (both of logarithms)."""
 
@@ -73,12 +79,12 @@ def _originals(items: Items, pool: Items) -> np.ndarray:
 
 
 def _scores(items: Items, near: Neighbours, pool: Items, pool_near: Neighbours) -> np.ndarray:
-    """How sure it is that each neighbour is a near duplicate, from a half to 1; 0 where it is none."""
+    """How sure it is that each neighbour is a near duplicate, with hashes at least a half; 0 where it is none."""
     shares, bits = _shares(near, pool_near), _differing_bits(items, near, pool)
     limit = _share_limit(pool_near)
-    sure = (bits <= _SURE_BITS) & (shares < _SURE_SHARE)
-    scores = np.where(sure | (bits <= _FEW_BITS) & (shares < _NEAR_SHARE), 1 - bits / (2 * _FEW_BITS), 0)
-    return np.where(np.isnan(bits) & (shares < limit), 1 - shares / (2 * limit or 1), scores)
+    is_copy = (bits <= _SAME_BITS) | (bits <= _NEAR_BITS) & (shares < _NEAR_SHARE)
+    scores = np.where(is_copy, 1 - bits / (2 * _NEAR_BITS), 0)
+    return np.where(np.isnan(bits) & (shares < limit), 1 - shares / (limit or 1), scores)
 
 
 def _shares(near: Neighbours, pool: Neighbours) -> np.ndarray:
@@ -86,8 +92,8 @@ def _shares(near: Neighbours, pool: Neighbours) -> np.ndarray:
 
     Of many copies the fifth neighbour is a copy too: half of the median of the pool is the least that counts.
     """
-    own, others = near.distances[:, -1:], pool.distances[near.rows, -1]
-    usual = pool.distances[:, -1][np.isfinite(pool.distances[:, -1])]
+    own, others = near.distances[:, _SCALE - 1, None], pool.distances[near.rows, _SCALE - 1]
+    usual = pool.distances[np.isfinite(pool.distances[:, _SCALE - 1]), _SCALE - 1]
     if not len(usual):
         return np.full(near.rows.shape, np.inf)
     least = max(float(np.median(usual)) / 2, 1e-12)

@@ -6,6 +6,8 @@ import csv
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pyarrow as pa
+
 from kedge.audit.report import CSV_COLUMNS, KINDS
 from kedge.errors import ConfigError
 from kedge.gallery import Gallery
@@ -42,16 +44,16 @@ def apply_fixes(gallery: Gallery, path: str | Path) -> Fixes:
         if not fixes:
             return Fixes(0, 0, version)
         where = f"id IN ({', '.join(map(str, fixes))})"
-        columns = [*table.own_columns, *table.metadata_columns]
-        rows = table.columns([name for name in columns if name != CHECKSUM], where)
-        current = dict(zip(rows["id"].to_pylist(), zip(rows["label"].to_pylist(), rows["path"].to_pylist()), strict=True))
+        names = [name for name in (*table.own_columns, *table.metadata_columns) if name != CHECKSUM]
+        batches = list(table.batches(names, where))
+        current = {row["id"]: row for batch in batches for row in batch.select(["id", "label", "path"]).to_pylist()}
         for id, fix in fixes.items():
             if id not in current:
                 raise ConfigError(f"{path}, line {fix.line}: there is no item {id} in {gallery.location}: audit again.")
-            if current[id] != (fix.label, fix.path):
+            if (current[id]["label"], current[id]["path"]) != (fix.label, fix.path):
                 raise ConfigError(f"{path}, line {fix.line}: item {id} is now another one: audit again.")
         relabelled = [id for id in current if fixes[id].new_label is not None]
-        chosen = rows.filter([id in relabelled for id in current])
+        chosen = pa.Table.from_batches(batches).filter([fixes[id].new_label is not None for id in current])
         values: dict[str, Any] = {name: chosen[name].combine_chunks() for name in chosen.column_names}
         first = table.reserve_ids(len(relabelled))
         values["id"] = range(first, first + len(relabelled))

@@ -15,25 +15,27 @@ from kedge.gallery.snapshot import Items as GalleryItems
 
 __all__ = ["Items"]
 
-_BLOCK = 4096
+_MAX_NUMBERS = 1 << 22
+"""That are held at once beside the vectors."""
 
 
 class Items(GalleryItems):
     """Rows 0 … n − 1 are what the gallery holds now; a few numbers for each are in memory, its vector is not.
 
-    Vectors are the features or, where not all items have them, the embeddings.
+    Vectors are the embeddings or, with `looks`, the features.
     """
 
-    def __init__(self, gallery: Gallery) -> None:
-        super().__init__(gallery.verified_snapshot(looks=True), by_id=False)
+    def __init__(self, gallery: Gallery, *, looks: bool) -> None:
+        super().__init__(gallery.verified_snapshot(looks=looks), by_id=False)
         self._gallery = gallery
         self.anchors = self.snapshot.anchors
 
-    def blocks(self, rows: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Some rows with their vectors, a few thousand at a time."""
-        for start in range(0, len(rows), _BLOCK):
-            block = rows[start : start + _BLOCK]
-            yield block, self.vectors(block)
+    def blocks(self, rows: np.ndarray, numbers: int = 1024) -> Iterator[tuple[slice, np.ndarray]]:
+        """The vectors of some rows, so many at a time that as many times `numbers` fit in memory."""
+        size = max(1, _MAX_NUMBERS // numbers)
+        for start in range(0, len(rows), size):
+            part = slice(start, start + size)
+            yield part, self.vectors(rows[part])
 
     @cached_property
     def contents(self) -> np.ndarray:
@@ -42,18 +44,19 @@ class Items(GalleryItems):
         for rows, digests in self._column("hash"):
             keys[rows] = [_digest(digest.encode()) for digest in digests]
             hashed[rows] = True
-        for rows, vectors in self.blocks(np.flatnonzero(~hashed)):
+        others = np.flatnonzero(~hashed)
+        for part, vectors in self.blocks(others):
             vectors += 0.0  # -0 is 0
-            keys[rows] = [_digest(vector.tobytes()) for vector in vectors]
+            keys[others[part]] = [_digest(vector.tobytes()) for vector in vectors]
         return keys
 
     @cached_property
     def perceptual_hashes(self) -> np.ndarray:
-        """63 bits per image; -1 where the gallery has none."""
+        """63 bits per image; -1 where the gallery has none, and for an image of one colour."""
         hashes = np.full(len(self), -1, np.int64)
         for rows, values in self._column("phash"):
             hashes[rows] = values
-        return hashes
+        return np.where(hashes == 0, -1, hashes)
 
     def _column(self, name: str) -> Iterator[tuple[np.ndarray, list[Any]]]:
         """Values of a column with their rows, where there are any."""
@@ -65,7 +68,8 @@ class Items(GalleryItems):
             ids = np.asarray(batch.column("id"))
             rows = order[np.searchsorted(self.ids, ids, sorter=order).clip(max=len(order) - 1)]
             there = self.ids[rows] == ids  # the table may hold newer items than this version
-            yield rows[there], batch.filter(there).column(name).to_pylist()
+            if there.any():
+                yield rows[there], batch.filter(there).column(name).to_pylist()
 
     def finding(self, kind: Kind, row: int, score: float, distance: float, **others: Any) -> Finding:
         """Something about the item in a row."""

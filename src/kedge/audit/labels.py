@@ -9,7 +9,7 @@ so that what is hard to tell does not count as wrong.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,25 +18,27 @@ from kedge.audit.items import Items
 from kedge.audit.neighbours import Neighbours
 from kedge.audit.report import Finding
 
-__all__ = ["find_outliers", "find_wrong_labels", "robust_spread", "typical_images"]
+__all__ = ["RIDGE", "Classifier", "find_outliers", "find_wrong_labels", "robust_spread", "typical_images"]
 
 _MIN_ITEMS = 4
 """Labels with fewer items are not judged: left out, they leave too little of their label."""
-_RIDGE = 1.0
+RIDGE = 1.0
 """Regularisation, as a share of the mean variance of the numbers of a vector."""
-_FIT = 1 << 22
-"""Probabilities by which temperature and ε are fitted."""
+_FIT, _MIN_FIT = 1 << 22, 1024
+"""Probabilities, and at least so many items, by which temperature and ε are fitted."""
 _TEMPERATURES = np.geomspace(0.01, 1, 40)
 _SHARES = np.geomspace(1e-4, 0.4, 40)
 _FAR = 3.5
 """Robust standard deviations from which an item counts as an outlier."""
 _MIN_SPREAD = 10
 """Labels with fewer items have no outliers: their spread is not known."""
+_SCALE = 5
+"""The neighbour whose distance tells an outlier."""
 _TYPICAL = 3
 
 
 @dataclass(frozen=True)
-class _Classifier:
+class Classifier:
     """A ridge classifier in which all labels weigh alike, and which can leave out the item that it is asked about."""
 
     centre: np.ndarray
@@ -47,18 +49,18 @@ class _Classifier:
     """Of one item of each label in the fit."""
 
     @classmethod
-    def fit(cls, items: Items, rows: np.ndarray, labels: np.ndarray) -> _Classifier:
+    def fit(cls, items: Items, rows: np.ndarray, labels: np.ndarray) -> Classifier:
         """Least squares to the labels, one pass over the vectors."""
         counts = np.bincount(labels)
         shares, width = 1 / (counts * len(counts)), items.anchors.vectors.shape[1]
         sums, products = np.zeros((len(counts), width)), np.zeros((width, width))
-        for block, vectors in items.blocks(np.arange(len(rows)), rows):
-            weighted = vectors.T.astype(np.float64) * shares[labels[block]]
-            np.add.at(sums, labels[block], weighted.T)
-            products += weighted @ vectors
+        for part, vectors in items.blocks(rows):
+            weighted = vectors * shares[labels[part], None]
+            np.add.at(sums, labels[part], weighted)
+            products += weighted.T @ vectors
         centre = sums.sum(axis=0)
         covariance = products - np.outer(centre, centre)
-        ridge = max(_RIDGE * float(np.trace(covariance)) / width, 1e-12)
+        ridge = max(RIDGE * float(np.trace(covariance)) / width, 1e-12)
         inverse = np.linalg.inv(covariance + ridge * np.eye(width))
         return cls(centre, inverse, inverse @ (sums - centre / len(counts)).T, shares)
 
@@ -67,29 +69,95 @@ class _Classifier:
         centred = vectors - self.centre
         scores = centred @ self.weights + 1 / len(self.shares)
         leverage = self.shares[labels] * (1 + np.einsum("ij,ij->i", centred @ self.inverse, centred))
-        own = np.arange(len(labels)), labels
-        scores[own] -= leverage
+        scores[np.arange(len(labels)), labels] -= leverage
         without: np.ndarray = scores / (1 - leverage)[:, None]
         return without
 
 
-def find_wrong_labels(items: Items, rows: np.ndarray) -> Iterator[Finding]:
-    """Items of which another label is more probable than their own; `rows` holds none twice."""
-    codes = np.append(items.labels, -1)[rows]
-    counts = np.bincount(codes[codes >= 0], minlength=len(items.label_names))
+def find_wrong_labels(items: Items, rows: np.ndarray, near: Neighbours) -> Iterator[Finding]:
+    """Items of which another label is more probable than their own; `rows` holds no content twice."""
+    codes = items.labels[rows]
+    counts = np.bincount(codes[codes >= 0], minlength=1)
     judged = np.flatnonzero(counts >= _MIN_ITEMS)
     if len(judged) < 2:
         return
-    rows, codes = rows[np.isin(codes, judged)], codes[np.isin(codes, judged)]
-    labels = np.searchsorted(judged, codes)
-    classifier = _Classifier.fit(items, rows, labels)
-    rng = np.random.default_rng(0)
-    sample = rng.permutation(len(rows))[: max(_BLOCK // 4, _FIT // len(judged))]
+    rows = rows[np.isin(codes, judged)]
+    labels = np.searchsorted(judged, items.labels[rows])
+    classifier = Classifier.fit(items, rows, labels)
+    sample = np.random.default_rng(0).permutation(len(rows))[: max(_MIN_FIT, _FIT // len(judged))]
     temperature, share = _fit(classifier.scores(items.vectors(rows[sample]), labels[sample]), labels[sample])
-    for block, vectors in items.blocks(np.arange(len(rows)), rows):
-        probabilities = _softmax(classifier.scores(vectors, labels[block]) / temperature)
-        own = probabilities[np.arange(len(block)), labels[block]]
-        wrong = _wrong(own, share, len(judged))
-        for row in np.flatnonzero(own < probabilities.max(axis=1)).tolist():
-            suggestion = items.label_names[judged[probabilities[row].argmax()]]
-            yield items.finding("wrong label", int(rows[block[row]]), wrong[row], ..., suggestion=suggestion)
+    for part, vectors in items.blocks(rows, len(judged)):
+        probabilities = _softmax(classifier.scores(vectors, labels[part]) / temperature)
+        own = probabilities[np.arange(len(vectors)), labels[part]]
+        wrong, likeliest = _wrong(own, share, len(judged)), probabilities.argmax(axis=1)
+        for number in np.flatnonzero(likeliest != labels[part]).tolist():
+            row, suggestion = int(rows[part][number]), items.label_names[judged[likeliest[number]]]
+            yield items.finding("wrong label", row, wrong[number], near.distances[row, 0], suggestion=suggestion)
+
+
+def _fit(scores: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
+    """The temperature of the probabilities and the share of wrong labels of the largest likelihood."""
+    own, best = (np.arange(len(labels)), labels), (-np.inf, 1.0, 0.0)
+    for temperature in _TEMPERATURES.tolist():
+        right = _softmax(scores / temperature)[own][:, None]
+        likelihoods = (1 - _SHARES) * right + _SHARES * (1 - right) / (scores.shape[1] - 1)
+        means = np.log(np.maximum(likelihoods, 1e-300)).mean(axis=0)
+        best = max(best, (float(means.max()), temperature, float(_SHARES[means.argmax()])))
+    return best[1:]
+
+
+def _wrong(right: np.ndarray, share: float, count: int) -> np.ndarray:
+    """The probability that a label is wrong, from the probability of this label by looks."""
+    wrong = share * (1 - right) / (count - 1)
+    probability: np.ndarray = wrong / (wrong + (1 - share) * right)
+    return probability
+
+
+def _softmax(scores: np.ndarray) -> np.ndarray:
+    powers = np.exp(scores - scores.max(axis=1, keepdims=True))
+    softmax: np.ndarray = powers / powers.sum(axis=1, keepdims=True)
+    return softmax
+
+
+def find_outliers(items: Items, rows: np.ndarray, near: Neighbours) -> Iterator[Finding]:
+    """Items far from their fifth neighbour as their label goes, by logarithms, whose spread is nearly even."""
+    labels = items.labels[rows]
+    for label in np.unique(labels).tolist():
+        members = rows[labels == label]
+        members = members[np.isfinite(near.distances[members, _SCALE - 1])]
+        if len(members) < _MIN_SPREAD:
+            continue
+        logs = np.log(np.maximum(near.distances[members, _SCALE - 1], 1e-12))
+        median, deviation = robust_spread(logs)
+        for row, far in zip(members.tolist(), ((logs - median) / max(deviation, 1e-6)).tolist(), strict=True):
+            if far > _FAR:
+                # At most a half: such an item is rare, which is not yet wrong.
+                yield items.finding("outlier", row, 0.5 * (1 - _FAR / far), near.distances[row, 0])
+
+
+def typical_images(items: Items, rows: np.ndarray, findings: Sequence[Finding]) -> dict[str, list[str]]:
+    """Paths of the images nearest to the mean of each label that a wrong label names; none of them is doubtful."""
+    doubtful = [finding for finding in findings if finding.kind == "wrong label"]
+    named = {name for finding in doubtful for name in (finding.label, finding.suggestion)}
+    rows = rows[~np.isin(items.ids[rows], [finding.id for finding in doubtful])]
+    typical: dict[str, list[str]] = {}
+    for code, name in enumerate(items.label_names):
+        members = rows[items.labels[rows] == code] if name in named else rows[:0]
+        if not len(members):
+            continue
+        mean = sum(vectors.sum(axis=0, dtype=np.float64) for _, vectors in items.blocks(members)) / len(members)
+        parts = [np.linalg.norm(vectors - mean, axis=1) for _, vectors in items.blocks(members)]
+        nearest = members[np.argsort(np.concatenate(parts), kind="stable")[:_TYPICAL]]
+        typical[name] = [path for row in nearest.tolist() if (path := items.describe(row)[0]) is not None]
+    return typical
+
+
+def robust_spread(values: np.ndarray) -> tuple[float, float]:
+    """Median and robust standard deviation, by the median of the absolute deviations.
+
+    >>> median, deviation = robust_spread(np.array([1.0, 2.0, 3.0, 4.0, 1000.0]))
+    >>> median, round(deviation, 4)
+    (3.0, 1.4826)
+    """
+    median = float(np.median(values))
+    return median, 1.4826 * float(np.median(np.abs(values - median)))

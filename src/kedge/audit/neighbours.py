@@ -8,15 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from kedge.audit.items import Items
+from kedge.gallery.anchors import EXACT_ITEMS
 
 __all__ = ["Neighbours", "find_neighbours"]
 
-_EXACT = 100_000
-"""Up to so many items every pair is compared; beyond, an item with those of its nearest lists."""
 _LISTS = 2
+"""In a large gallery an item is compared with those of its nearest lists only."""
 _QUERIES, _BLOCK = 1024, 4096
 """Vectors that are compared at once."""
-_SCALE = 5
 
 
 @dataclass(frozen=True)
@@ -25,12 +24,6 @@ class Neighbours:
 
     rows: np.ndarray
     distances: np.ndarray
-
-    @property
-    def scale(self) -> np.ndarray:
-        """Distance to the fifth neighbour; infinity where there are fewer."""
-        scale: np.ndarray = self.distances[:, _SCALE - 1]
-        return scale
 
 
 def find_neighbours(queries: Items, asking: np.ndarray, pool: Items, members: np.ndarray, count: int) -> Neighbours:
@@ -64,12 +57,17 @@ def _groups(
     queries: Items, asking: np.ndarray, pool: Items, members: np.ndarray
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Rows that ask, and those that are compared with them; no pair comes twice."""
-    if len(members) <= _EXACT:
+    if len(members) <= EXACT_ITEMS:
         yield asking, members
         return
-    homes, probes = pool.nearest_lists(pool, members, 1)[:, 0], pool.nearest_lists(queries, asking, _LISTS)
+    homes, probes = _nearest_lists(pool, members, pool, 1)[:, 0], _nearest_lists(queries, asking, pool, _LISTS)
     for number in np.unique(homes).tolist():
         yield asking[(probes == number).any(axis=1)], members[homes == number]
+
+
+def _nearest_lists(items: Items, rows: np.ndarray, pool: Items, count: int) -> np.ndarray:
+    anchors = pool.anchors
+    return np.concatenate([anchors.nearest(vectors, count) for _, vectors in items.blocks(rows, len(anchors))])
 
 
 def _exactly(queries: Items, asking: np.ndarray, pool: Items, nearest: np.ndarray) -> Neighbours:

@@ -33,7 +33,7 @@ class Finding:
     score: float
     """From 0 to 1, the surest first; comparable between kinds. Of a wrong label, the probability that it is wrong."""
     distance: float
-    """To the other item (duplicates and leaks), or to its fifth neighbour."""
+    """To the other item (duplicates and leaks), or to its nearest neighbour."""
     suggestion: str | None = None
     """The label it should rather have; of a duplicate, that of the other item where the two differ."""
     other_id: int | None = None
