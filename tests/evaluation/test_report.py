@@ -71,6 +71,18 @@ def test_a_report_of_the_first_release_lacks_cosine(tmp_path: Path) -> None:
     assert Report.load(tmp_path / "metrics.json") == old
 
 
+def test_scores_of_unseen_classes_are_there_where_they_were_measured(tmp_path: Path) -> None:
+    assert "unseen" not in CAM.to_json()
+    assert "not trained on" not in printed(CAM)
+    spaces = {"embedding": {"R@1": 0.1234, "MAP@R": 0.2345}, "features": {"R@1": 0.3456, "MAP@R": 0.4567}}
+    report = replace(CAM, unseen={"classes": 7, "queries": 1200, **spaces})
+    report.save(tmp_path / "metrics.json")
+    assert Report.load(tmp_path / "metrics.json") == report
+    text = printed(report)
+    assert "1,200 images of 7 classes" in text
+    assert all(f"{value:.4f}" in text for scores in spaces.values() for value in scores.values())
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -9,6 +9,7 @@ from PIL import Image
 from kedge.encoders import build_encoder
 from kedge.errors import ConfigError, GalleryError, ImageError
 from kedge.gallery import Gallery, ingest
+from kedge.gallery import anchors as anchors_module
 from kedge.images import Preprocessing
 from kedge.model import Model
 
@@ -325,3 +326,34 @@ def test_behind_an_empty_list_comes_the_next(gallery: Gallery) -> None:
     assert sorted(gallery.search(ids[1], k=9).ids) in ([], ids[2:])
     gallery.remove(ids[1])
     assert sorted(gallery.search(near, k=9).ids) == ids[2:]
+
+
+@pytest.mark.parametrize("folded", [False, True])
+@pytest.mark.parametrize("many", [False, True], ids=["all items", "k-means"])
+def test_without_training_labels_are_kept_and_do_not_route(
+    tmp_path: Path, folded: bool, many: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if many:
+        monkeypatch.setattr(anchors_module, "EXACT_ITEMS", 0)
+    rng = np.random.default_rng(0)
+    encoder = build_encoder("resnet10", stem="imagenet", head="none").eval()
+    model = Model(encoder, anchors=None, classes=(), preprocessing=Preprocessing(32), normalize=True)
+    for number in range(24):
+        file = tmp_path / "photos" / f"label {number % 3}" / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(file)
+    Gallery.create(tmp_path / "g", model).add(tmp_path / "photos")
+    gallery = Gallery.open(tmp_path / "g")
+    if folded:
+        gallery.optimize()
+    for id in gallery.ids():
+        assert gallery.item(id).label == Path(str(gallery.item(id).path)).parent.name
+    anchors = gallery.snapshot().anchors
+    assert set(anchors.names) == {None}
+    assert (len(anchors) > 1) == many
+    items = np.stack([gallery.vector(id) for id in gallery.ids()])
+    nearest = ((items[:, None] - anchors.vectors[None]) ** 2).sum(2).argmin(1)
+    for id in gallery.ids()[:5]:
+        found = [hit.id for hit in gallery.search(gallery.vector(id), k=24)]
+        assert found[0] == id
+        assert sorted(found) == np.flatnonzero(nearest == nearest[id]).tolist()

@@ -250,3 +250,14 @@ def test_an_interrupted_commit_is_not_repeated(gallery: Gallery, photos: Path, m
     assert 0 < kept < 9
     assert len(index_folder(gallery, photos)) == 9 - kept
     assert len(rows(gallery)) == 9
+
+
+def test_the_crop_is_made_once(photos: Path, tmp_path: Path) -> None:
+    """What was decoded for the encoder is not an image to decode."""
+    preprocessing = Preprocessing(size=32, crop_pct=0.7, interpolation="bicubic")
+    encoder = build_encoder("resnet10", dim=8, stem="imagenet")
+    model = Model(encoder, anchors=None, classes=[], preprocessing=preprocessing)
+    gallery = Gallery.create(tmp_path / "cropped", model)
+    for id in gallery.add(photos):
+        path = str(gallery.item(id).path)
+        np.testing.assert_allclose(gallery.vector(id), model.embed(path).numpy()[0], rtol=1e-4, atol=1e-5)

@@ -9,11 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
+from kedge.encoders import build_encoder
 from kedge.gallery import Gallery
+from kedge.images import Preprocessing
+from kedge.model import Model
 
 DIM = 4
 LABELS = ["a", "b", "c", "unseen", "another", None]
@@ -24,13 +28,19 @@ class Galleries(RuleBasedStateMachine):
 
     @initialize(
         lists=st.sampled_from(["label", "anchor"]),
-        anchored=st.booleans(),
+        kind=st.sampled_from(["dim", "anchors", "features"]),
     )
-    def begin(self, lists: Any, anchored: bool) -> None:
+    def begin(self, lists: Any, kind: str) -> None:
         self.folder = Path(tempfile.mkdtemp())
-        own = {"anchors": np.eye(3, DIM) * 2, "classes": ["a", "b", "c"]} if anchored else {"dim": DIM}
+        anchors = np.eye(3, DIM, dtype=np.float32) * 2
+        own: dict[str, Any] = {"anchors": anchors, "classes": LABELS[:3]} if kind == "anchors" else {"dim": DIM}
+        if kind == "features":
+            encoder = build_encoder("resnet10", dim=DIM, stem="imagenet")
+            size = Preprocessing(size=32)
+            own = {"model": Model(encoder, anchors=torch.from_numpy(anchors), classes=LABELS[:3], preprocessing=size)}  # type: ignore[arg-type]
         self.gallery = Gallery.create(self.folder / "g", lists=lists, **own)
         self.vectors: dict[int, np.ndarray] = {}
+        self.features: dict[int, np.ndarray] = {}
         self.labels: dict[int, str | None] = {}
         self.prices: dict[int, int | None] = {}
 
@@ -42,7 +52,11 @@ class Galleries(RuleBasedStateMachine):
         labels = [LABELS[int(one)] for one in chance.integers(0, len(LABELS), count)]
         prices = chance.integers(0, 5, count).tolist() if priced else [None] * count
         metadata = {"price": prices} if priced else None
-        ids = self.gallery.add_embeddings(vectors, labels=labels, metadata=metadata)
+        # Some come without features, as vectors from elsewhere do.
+        features = chance.normal(size=(count, self.gallery.features)) if self.gallery.features and seed % 3 else None
+        ids = self.gallery.add_embeddings(vectors, labels=labels, metadata=metadata, features=features)
+        if features is not None:
+            self.features |= dict(zip(ids, features / np.linalg.norm(features, axis=1, keepdims=True), strict=True))
         assert not set(ids) & set(self.labels)
         for one, vector, label, price in zip(ids, vectors, labels, prices, strict=True):
             self.vectors[one], self.labels[one], self.prices[one] = vector, label, price
@@ -53,6 +67,7 @@ class Galleries(RuleBasedStateMachine):
         assert self.gallery.remove(gone) == len({one for one in gone if one in self.vectors})
         for one in gone:
             self.vectors.pop(one, None)
+            self.features.pop(one, None)
 
     @rule()
     def optimize(self) -> None:
@@ -85,6 +100,19 @@ class Galleries(RuleBasedStateMachine):
             # Items at (nearly) equal distances may change places, and nothing else may.
             assert np.allclose([distances[one] for one in ids], expected, atol=1e-5)
             assert [hit.label for hit in hits] == [self.labels[one] for one in ids]
+        if self.gallery.features:
+            self.agree_by_looks(query, k, where, wanted & set(self.features))
+
+    def agree_by_looks(self, query: np.ndarray, k: int, where: str | None, wanted: set[int]) -> None:
+        features = np.random.default_rng(int(abs(query).sum() * 1000)).normal(size=self.gallery.features)
+        unit = features / np.linalg.norm(features)
+        distances = {one: float(np.linalg.norm(self.features[one] - unit)) for one in wanted}
+        (result,) = self.gallery.search_embeddings(query[None], k, where=where, features=features[None], rank="looks")
+        assert result.ids == sorted(wanted, key=lambda one: (distances[one], one))[:k]
+        assert np.allclose(result.distances, [distances[one] for one in result.ids], atol=1e-5)
+        (result,) = self.gallery.search_embeddings(query[None], k, where=where, features=features[None])
+        assert set(result.ids) <= set(self.vectors)
+        assert len(set(result.ids)) == len(result)
 
     @invariant()
     def counts(self) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,8 +43,9 @@ def test_without_a_size_nothing_is_resized() -> None:
 
 
 @pytest.mark.parametrize("size", [(1, 60000), (60000, 1), (1, 1)])
-def test_extreme_shapes(size: tuple[int, int]) -> None:
-    assert Preprocessing(size=224).to_pixels(Image.new("RGB", size, "red"))[0].min() == 255
+@pytest.mark.parametrize("options", [{}, {"crop_pct": 0.9, "interpolation": "bicubic"}])
+def test_extreme_shapes(size: tuple[int, int], options: dict[str, Any]) -> None:
+    assert Preprocessing(size=224, **options).to_pixels(Image.new("RGB", size, "red"))[0].min() == 255
 
 
 def test_to_input_scales_and_normalizes() -> None:
@@ -73,10 +75,20 @@ def test_normalise_leaves_its_input_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [Preprocessing(), Preprocessing(None, IMAGENET_MEAN, IMAGENET_STD, 1 / 255, flip_tta=True)]
+    "given",
+    [
+        Preprocessing(),
+        Preprocessing(None, IMAGENET_MEAN, IMAGENET_STD, 1 / 255, flip_tta=True),
+        Preprocessing(crop_pct=0.875, interpolation="bicubic"),
+    ],
 )
 def test_json_round_trip(given: Preprocessing) -> None:
     assert Preprocessing.from_json(json.loads(json.dumps(given.to_json()))) == given
+
+
+def test_settings_that_0_1_did_not_have_are_written_only_where_they_differ() -> None:
+    """They are part of a model's fingerprint."""
+    assert set(Preprocessing().to_json()) == {"size", "mean", "std", "scale"}
 
 
 @pytest.mark.parametrize(
@@ -88,6 +100,9 @@ def test_json_round_trip(given: Preprocessing) -> None:
         {"std": IMAGENET_STD},
         {"mean": (0.5,), "std": (0.5,)},
         {"mean": IMAGENET_MEAN, "std": (1.0, 0.0, 1.0)},
+        {"crop_pct": 0.0},
+        {"crop_pct": 1.5},
+        {"interpolation": "nearest"},
     ],
 )
 def test_bad_settings(bad: dict[str, object]) -> None:

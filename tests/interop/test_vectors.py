@@ -148,11 +148,39 @@ def test_a_model_comes_back_only_with_itself(tmp_path: Path) -> None:
     assert back.add(tmp_path / "photos").present == 4  # their content is known
     bare = import_gallery(tmp_path / "bare", file)
     assert bare.model is None
-    assert bare.search(model.embed(picture).numpy()[0], k=4).hits == gallery.search(picture, k=4).hits
+    assert bare.search(model.embed(picture).numpy()[0], k=4).hits == gallery.search(picture, k=4, rank="class").hits
     other = tiny_model()
     with pytest.raises(ConfigError, match=rf"made with the model {model.fingerprint}, found {other.fingerprint}"):
         import_gallery(tmp_path / "no", file, model=other)
     assert not (tmp_path / "no").exists()
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_features_come_back(ending: str, tmp_path: Path) -> None:
+    model = tiny_model()
+    gallery = Gallery.create(tmp_path / "g", model)
+    features = np.random.default_rng(0).normal(size=(60, model.width)).astype(np.float32)
+    gallery.add_embeddings(vectors(60), ["x", "y", "new"] * 20, features=features)
+    gallery.add_embeddings(vectors(5), ["x"] * 5)
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 40, 3), dtype=np.uint8)).save(tmp_path / "one.png")
+    (last,) = gallery.add([tmp_path / "one.png"], ["y"])
+    back = import_gallery(tmp_path / "back", export_gallery(gallery, tmp_path / f"out.{ending}"), model=model)
+    for id in (0, 59, 60, last):
+        for mine, theirs in zip(back.item_vectors(id), gallery.item_vectors(id), strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+    hashes = [
+        {row["id"]: row["phash"] for batch in g.batches(["id", "phash"]) for row in batch.to_pylist()}
+        for g in (back, gallery)
+    ]
+    assert hashes[0] == hashes[1]
+    assert hashes[0][last] is not None
+    for how in ({"rank": "looks"}, {}, {"rank": "class", "probes": 3}):
+        found = [g.search_embeddings(vectors(9, seed=4), features=features[:9] + 1, **how) for g in (back, gallery)]
+        assert [(one.rank, one.hits) for one in found[0]] == [(one.rank, one.hits) for one in found[1]]
+    # Without the model, they are metadata like any other.
+    bare = import_gallery(tmp_path / "bare", tmp_path / f"out.{ending}")
+    assert bare.features == 0
+    assert bare.item(60).metadata == {"features": None}
 
 
 def test_faiss_searches_the_same_lists(tmp_path: Path) -> None:

@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.torch
+import timm
 import torch
 from PIL import Image
 from torch import nn
 
-from kedge.encoders import build_encoder
-from kedge.errors import ConfigError, ImageError, KedgeError, ModelError
+from kedge.encoders import DEFAULT_ENCODER, build_encoder, pretrained_preprocessing
+from kedge.errors import ConfigError, ImageError, KedgeError, ModelError, WeightsError
 from kedge.images import Preprocessing
 from kedge.model import Model
 
@@ -495,3 +496,44 @@ def test_files_say_what_they_hold(model: Model, tmp_path: Path) -> None:
     assert description["fingerprint"] == model.fingerprint
     tensors = safetensors.torch.load_file(tmp_path / "model" / "weights.safetensors")
     assert torch.equal(tensors["anchors"], model.anchors)
+
+
+# ---------------------------------------------------------------------- without training
+
+
+def test_pretrained_embeds_as_timm_does(weights_package: Path, tmp_path: Path, pixels: np.ndarray) -> None:
+    model = Model.pretrained()
+    assert (model.classes, model.anchors, model.has_features) == ((), None, False)
+    assert model.preprocessing == pretrained_preprocessing(DEFAULT_ENCODER)
+    network = timm.create_model("tf_efficientnet_lite0", num_classes=0).eval()
+    state = torch.load(weights_package, weights_only=True).values()
+    network.load_state_dict(dict(zip(network.state_dict(), state, strict=False)))
+    transform = timm.data.create_transform(**timm.data.resolve_data_config({}, model=network))
+    with torch.no_grad():
+        expected = nn.functional.normalize(network(transform(Image.fromarray(pixels))[None]))
+    torch.testing.assert_close(model.embed(pixels), expected, rtol=0, atol=2e-3)
+    vectors = model.vectors(pixels)
+    torch.testing.assert_close(nn.functional.normalize(vectors.features), vectors.embeddings)
+    model.save(tmp_path / "model")
+    again = Model.load(tmp_path / "model")
+    assert again.fingerprint == model.fingerprint
+    assert not again.has_features
+    assert torch.equal(again.embed(pixels), model.embed(pixels))
+
+
+def test_pretrained_refuses(no_weights: None, tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match=r"kedge\[pretrained\]"):
+        Model.pretrained()
+    with pytest.raises(ConfigError, match="name must be auto, timm:<model> or hf:<model>; found 'resnet18'"):
+        Model.pretrained("resnet18")
+    torch.save({"conv1.weight": torch.zeros(1)}, tmp_path / "other.pth")
+    with pytest.raises(WeightsError, match=r"other\.pth does not fit encoder timm:resnet10t"):
+        Model.pretrained("timm:resnet10t", weights=tmp_path / "other.pth")
+
+
+def test_features_are_a_space_of_their_own_behind_a_head() -> None:
+    assert make().has_features
+    assert make(classifier=True, posterior=True).has_features
+    encoder = build_encoder("resnet10", stem="imagenet", head="none")
+    plain = Model(encoder, anchors=None, classes=CLASSES, preprocessing=Preprocessing(16))
+    assert not plain.has_features

@@ -74,7 +74,9 @@ def model() -> Model:
     """Knows two of three labels."""
     torch.manual_seed(0)
     encoder = build_encoder("resnet10", dim=8, stem="imagenet")
-    return Model(encoder, anchors=torch.randn(2, 8), classes=["c0", "c1"], preprocessing=Preprocessing(size=32))
+    return Model(
+        encoder, anchors=torch.randn(2, 8), classes=["c0", "c1"], preprocessing=Preprocessing(size=32, crop_pct=0.8)
+    )
 
 
 @pytest.fixture(scope="session")

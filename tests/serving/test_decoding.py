@@ -27,6 +27,7 @@ pytestmark = pytest.mark.timeout(120)
 
 Query = Callable[..., bytes]
 
+SMALL = Preprocessing(8)
 PROGRAM = """
 import os, time
 from kedge.images import decoder
@@ -65,13 +66,13 @@ def test_what_is_decoded_elsewhere_is_the_same(stripe_files: Path) -> None:
     file = next((stripe_files / "test").rglob("*.png"))
 
     async def decode(decoders: Decoders) -> None:
-        for size in (8, 17, None):
-            expected = Preprocessing(size=size).to_pixels(read_image(file))
-            assert np.array_equal(await decoders.pixels(file.read_bytes(), size), expected)
+        for preprocessing in (SMALL, Preprocessing(None), Preprocessing(7, crop_pct=0.8, interpolation="bicubic")):
+            expected = preprocessing.to_pixels(read_image(file))
+            assert np.array_equal(await decoders.pixels(file.read_bytes(), preprocessing), expected)
         with pytest.raises(ImageError, match=r"^The image cannot be read: it is not an image of a known format\.$"):
-            await decoders.pixels(b"certainly not", 8)
+            await decoders.pixels(b"certainly not", SMALL)
         with pytest.raises(ImageError, match="more than the limit of 50,000,000"):
-            await decoders.pixels(b"P6 9000 9000 255 " + bytes(60_000), 8)
+            await decoders.pixels(b"P6 9000 9000 255 " + bytes(60_000), SMALL)
 
     with_decoders(30, decode)
 
@@ -90,8 +91,8 @@ def test_a_bad_picture_ends_alone(query: Query, content: bytes, sentence: str, m
     async def decode(decoders: Decoders) -> None:
         for _ in range(2):
             with pytest.raises(ImageError, match=f"^The image cannot be read: {sentence}.$"):
-                await decoders.pixels(content, 8)
-            assert (await decoders.pixels(query("level"), 8)).shape == (3, 8, 8)
+                await decoders.pixels(content, SMALL)
+            assert (await decoders.pixels(query("level"), SMALL)).shape == (3, 8, 8)
 
     with_decoders(2, decode)
 
@@ -102,15 +103,15 @@ def test_a_request_that_is_given_up_leaves_no_answer_to_the_next(query: Query, m
     async def decode(decoders: Decoders) -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5):
-                await decoders.pixels(b"slow", 8)
-        assert (await decoders.pixels(query("level"), 8)).shape == (3, 8, 8)
+                await decoders.pixels(b"slow", SMALL)
+        assert (await decoders.pixels(query("level"), SMALL)).shape == (3, 8, 8)
 
     with_decoders(30, decode)
 
 
 def test_no_process_stays_behind(query: Query) -> None:
     async def decode(decoders: Decoders) -> None:
-        await decoders.pixels(query("level"), 8)
+        await decoders.pixels(query("level"), SMALL)
         [process] = decoders._idle
         assert process.returncode is None
         await decoders.close()

@@ -11,6 +11,7 @@ from kedge.cli.options import AddressOption, ListsOption, PrecisionOption, check
 
 if TYPE_CHECKING:
     from kedge.gallery import Added, Gallery
+    from kedge.model import Model
 
 
 def index(
@@ -22,7 +23,13 @@ def index(
         ),
     ],
     gallery: Annotated[str, typer.Option(help="The gallery's folder or address (s3://…), made if it is not there.")],
-    model: Annotated[Path | None, typer.Option(help="A run or a model; a gallery that is there has its own.")] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            help="A run, a model or a pretrained encoder (timm:NAME, hf:NAME); by default EfficientNet-Lite0 as it is, "
+            "without training. A gallery that is there has its own."
+        ),
+    ] = None,
     lists: ListsOption = None,
     precision: PrecisionOption = None,
     thumbnails: Annotated[
@@ -78,6 +85,8 @@ def index(
 
 
 def _open_or_create(path: str, source: Path | None, options: dict[str, Any]) -> Gallery:
+    from kedge.console import stderr
+    from kedge.encoders.pretrained import default_encoder_note
     from kedge.errors import ConfigError
     from kedge.gallery import Gallery
     from kedge.gallery.location import Location
@@ -92,17 +101,27 @@ def _open_or_create(path: str, source: Path | None, options: dict[str, Any]) -> 
         path, missing = str(here), not here.exists() or (here.is_dir() and not any(here.iterdir()))
     if missing:
         if source is None:
-            raise ConfigError(f"There is no gallery {path} yet: say with --model whose embeddings it is to hold.")
-        return Gallery.create(path, Model.load(source), **chosen)
+            model = Model.pretrained()
+            stderr().print(default_encoder_note("--model timm:MODEL, or --model RUN for one you trained,"))
+        else:
+            model = _load(source)
+        return Gallery.create(path, model, **chosen)
     gallery = Gallery.open(path)
     if gallery.model is None:
         raise ConfigError(f"{path} was made without a model, so images cannot be indexed: make a new gallery.")
     for name, value in chosen.items():
         if value != (made := getattr(gallery, name)):
             raise ConfigError(f"{path} was made with --{name} {made}, found {value}: leave it out.")
-    if source is not None and (other := Model.load(source).fingerprint) != gallery.model.fingerprint:
+    if source is not None and (other := _load(source).fingerprint) != gallery.model.fingerprint:
         raise ConfigError(
             f"{path} was made with the model {gallery.model.fingerprint}, but --model {source} is {other}: "
             "leave --model out, or choose another gallery."
         )
     return gallery
+
+
+def _load(source: Path) -> Model:
+    from kedge.model import Model
+
+    named = str(source).startswith(("timm:", "hf:"))
+    return Model.pretrained(str(source)) if named else Model.load(source)

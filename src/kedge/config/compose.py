@@ -138,6 +138,8 @@ def dataset_of(run: str | Path, overrides: Sequence[str] = (), *, trust: bool = 
 
     `trust` has classes instantiated that are not Kedge's: say it of your own runs only.
     """
+    from kedge.datasets import leave_classes_out
+
     run = Path(run)
     for override in overrides:
         if not re.match(r"dataset[.=].*", override) or "=" not in override:
@@ -152,12 +154,12 @@ def dataset_of(run: str | Path, overrides: Sequence[str] = (), *, trust: bool = 
         fingerprint = json.loads((run / DATASET).read_text())["fingerprint"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{run} does not say on which pictures it was trained: name them with dataset=…") from error
-    if dataset.fingerprint() != fingerprint:
+    if not dataset.matches(fingerprint):
         raise DataError(
             f"{dataset.name} has changed since {run} was trained, so that its test pictures may have been trained "
             "on: train again, or name the pictures to measure on with dataset=…"
         )
-    return dataset
+    return leave_classes_out(dataset, config.split.get("unseen", 0), config.split.seed)
 
 
 def held_out_of(run: str | Path, *, trust: bool = False) -> Any:
@@ -189,11 +191,15 @@ def build(node: Any, **arguments: Any) -> Any:
         raise ConfigError(str(error).splitlines()[0]) from error
 
 
-def build_dataset(node: Any) -> Any:
-    """The dataset; what its loader warns of goes to stderr as a sentence."""
+def build_dataset(node: Any, scan: Any = None) -> Any:
+    """The dataset; what its loader warns of goes to stderr as a sentence. `scan` goes to the loader of folders."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        dataset = build(node)
+        if scan is not None and node.get("_target_") == "kedge.datasets.folder":
+            # Not as an argument of `build`: Hydra copies those.
+            dataset = build(node, _partial_=True)(scan=scan)
+        else:
+            dataset = build(node)
     for warning in caught:
         print(warning.message, file=sys.stderr)
     return dataset

@@ -12,7 +12,7 @@ from kedge.datasets.external import as_dataset, huggingface, is_external
 from kedge.datasets.folder import folder
 from kedge.datasets.npz import arrays
 from kedge.datasets.sample import sample
-from kedge.datasets.splits import few_shot, hold_out, shot_counts, train_val_split
+from kedge.datasets.splits import few_shot, hold_out, leave_classes_out, shot_counts, train_val_split
 
 __all__ = [
     "Dataset",
@@ -26,6 +26,7 @@ __all__ = [
     "hold_out",
     "huggingface",
     "is_external",
+    "leave_classes_out",
     "sample",
     "shot_counts",
     "stored",

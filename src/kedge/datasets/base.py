@@ -13,22 +13,57 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kedge.datasets.digests import file_digests
 from kedge.errors import DataError
 
-__all__ = ["Dataset", "ImageSplit", "Indices"]
+__all__ = ["Dataset", "FileImages", "ImageSplit", "Indices"]
 
 Indices = Sequence[int] | np.ndarray | Tensor
+_FEW = 16
+"""Images that are read each time; to decode all, once, is worth it for more."""
+_OF_FILES = "files-"
+"""Begins the fingerprint of a dataset of files."""
+
+
+class FileImages:
+    """Files in the place of an array of pixels, M x 3 x H x W: decoded into one when more than a few are asked for.
+
+    Args:
+        shape: that of the array.
+        read: decodes one image.
+        decode: decodes all, or opens the array where that was done.
+    """
+
+    dtype, ndim = np.dtype(np.uint8), 4
+
+    def __init__(
+        self, shape: tuple[int, ...], read: Callable[[int], np.ndarray], decode: Callable[[], np.ndarray]
+    ) -> None:
+        self.shape, self._read, self._decode = shape, read, decode
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: np.ndarray) -> np.ndarray:
+        if "array" not in self.__dict__ and len(rows) <= _FEW:
+            return np.array([self._read(row) for row in rows.tolist()], np.uint8).reshape(-1, *self.shape[1:])
+        return self.array[rows]
+
+    @cached_property
+    def array(self) -> np.ndarray:
+        """The decoded images."""
+        return self._decode()
 
 
 @dataclass(frozen=True, eq=False)
 class ImageSplit:
-    """One split: images, M x 3 x H x W, in memory or memory-mapped, and a label for each.
+    """One split: images, M x 3 x H x W, in memory, memory-mapped or in files, and a label for each.
 
     With ``rows`` it is a view: image i is ``images[rows[i]]``, while labels and paths are the view's own.
     A torch DataLoader fetches whole batches from it (``__getitems__``): give it an identity ``collate_fn``.
     """
 
-    images: np.ndarray
+    images: np.ndarray | FileImages
     labels: np.ndarray
     rows: np.ndarray | None = None
     paths: tuple[str, ...] | None = None
@@ -59,6 +94,11 @@ class ImageSplit:
         """Height and width."""
         return self.images.shape[2], self.images.shape[3]
 
+    @property
+    def files(self) -> tuple[str, ...] | None:
+        """The files, where these are what the images are read from."""
+        return self.paths if isinstance(self.images, FileImages) else None
+
     def take(self, indices: Indices) -> Tensor:
         """The images at these indices: uint8, B x 3 x H x W."""
         chosen = _as_array(indices)
@@ -77,7 +117,7 @@ class ImageSplit:
 
     def __reduce__(self) -> tuple[Callable[..., ImageSplit], tuple[Any, ...]]:
         """Send a memory-mapped file to other processes by its name; numpy would send its contents."""
-        images: Any = self.images
+        images: Any = self.images.array if isinstance(self.images, FileImages) else self.images
         # A slice of a mapped file (its base is mapped too) does not say where in the file it begins.
         if type(images) is np.memmap and type(images.base) is not np.memmap and images.filename is not None:
             images = Path(images.filename), np.uint8, "r", images.offset, images.shape
@@ -88,7 +128,8 @@ class ImageSplit:
 class Dataset:
     """Named classes, a training and a test split. ``flip`` is False where mirroring changes the class.
 
-    ``skipped`` lists images that could not be used: path and reason.
+    ``skipped`` lists images that could not be used: path and reason. ``crop_pct`` and ``interpolation`` are those of
+    the ``Preprocessing`` that decoded the images, where they were decoded from files.
     """
 
     name: str
@@ -97,6 +138,10 @@ class Dataset:
     test: ImageSplit
     flip: bool = True
     skipped: tuple[tuple[str, str], ...] = ()
+    crop_pct: float = 1.0
+    interpolation: str = "bilinear"
+    unseen: tuple[ImageSplit, ...] = ()
+    """Images of classes that are none of `classes`, with labels of their own: kept out of training altogether."""
 
     def __post_init__(self) -> None:
         if len(self.classes) < 2:
@@ -120,18 +165,32 @@ class Dataset:
             )
 
     def fingerprint(self) -> str:
-        """16 hex digits that change with any label or pixel of either split, hashed once."""
+        """16 hex digits that change with any label or pixel of either split, or any byte of its files; hashed once."""
         return self._fingerprint
+
+    def matches(self, fingerprint: str) -> bool:
+        """Whether a fingerprint is that of these images; 0.1 hashed the pixels of files."""
+        is_of_files = fingerprint.startswith(_OF_FILES)
+        return fingerprint == (
+            self._fingerprint if is_of_files or self.train.files is None else self._hash(pixels=True)
+        )
 
     @cached_property
     def _fingerprint(self) -> str:
+        return self._hash(pixels=False)
+
+    def _hash(self, *, pixels: bool) -> str:
         digest = hashlib.sha256()
         for split in (self.train, self.test):
             digest.update(repr((len(split), split.size)).encode())
             digest.update(split.labels.astype("<i8").tobytes())
+            if split.files is not None and not pixels:
+                digest.update("".join(file_digests(split.files)).encode())
+                continue
             for start in range(0, len(split), 1024):
                 digest.update(split.take(np.arange(start, min(start + 1024, len(split)))).numpy().data)
-        return digest.hexdigest()[:16]
+        kind = "" if self.train.files is None or pixels else _OF_FILES
+        return kind + digest.hexdigest()[:16]
 
 
 def _rebuild(images: np.ndarray | tuple[Any, ...], *rest: Any) -> ImageSplit:

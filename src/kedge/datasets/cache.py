@@ -1,6 +1,7 @@
 """Decoded images: each decoded once into a memory-mapped array (.npy), with notes of what it holds beside it (.json).
 
-Every set goes through the disk, small ones too: one way to take care of, and memory stays bounded.
+Every set goes through the disk, small ones too: one way to take care of, and memory stays bounded. Of files, the notes
+alone may be kept: who only needs features decodes straight into the encoder.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import hashlib
 import json
 import secrets
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import numpy as np
 from rich.progress import track
 
 from kedge.console import stderr
-from kedge.datasets.base import Dataset, ImageSplit
+from kedge.datasets.base import Dataset, FileImages, ImageSplit
 from kedge.datasets.download import data_root
 from kedge.datasets.sources import Label, Source
 from kedge.datasets.splits import hold_out
@@ -26,14 +27,18 @@ from kedge.errors import ConfigError, DataError, ImageError
 from kedge.images import Preprocessing, prefetch
 from kedge.io import atomic_write
 
-__all__ = ["keep", "stored"]
+__all__ = ["Scan", "keep", "noted", "read_notes", "stored"]
 
 _VERSION = 3
 """Part of every array's name: raise it when the same images would decode to other pixels."""
+_DECODING = ("size", "crop_pct", "interpolation")
+"""The settings of a Preprocessing that say what an image decodes to."""
 _SIZE_SAMPLES = 16
 """So many images tell whether all have one size."""
 
 Items = Sequence[tuple[Source, int]]
+Scan = Callable[[Sequence[str]], Mapping[int, str]]
+"""Reads files, and returns the numbers of those that cannot be read, with the reason."""
 
 
 def keep(
@@ -42,12 +47,18 @@ def keep(
     *,
     size: int | None = None,
     most: int = 224,
+    crop_pct: float = 1.0,
+    interpolation: str = "bilinear",
     root: str | Path | None = None,
+    pixels: bool = True,
+    scan: Scan | None = None,
 ) -> Path:
     """Decode all images to squares of ``size`` pixels, and return where :func:`stored` finds them.
 
-    Without ``size`` it is that of the images, where all are squares of at most ``most`` pixels, else ``most``. What
-    was kept before is found again; datasets that cannot tell whether they changed are read again for that.
+    Without ``size`` it is that of the images, where all are squares of at most ``most`` pixels, else ``most``;
+    ``crop_pct`` and ``interpolation`` are as in ``Preprocessing``. What was kept before is found again; datasets that
+    cannot tell whether they changed are read again for that. Without ``pixels``, notes of an earlier look are enough;
+    ``scan`` looks at files in the place of decoding them.
     """
     if size is not None and size < 1:
         raise ConfigError(f"size must be a positive number of pixels, not {size}.")
@@ -55,24 +66,37 @@ def keep(
         raise DataError(f"{train.name} has no images.")
     sources = [train] if test is None else [train, test]
     side = size or _common_side(train, most)
+    preprocessing = Preprocessing(size=side, crop_pct=crop_pct, interpolation=interpolation)
+    # What decodes as 0.1 did keeps the names it had then.
+    decoding = [value for name, value in preprocessing.to_json().items() if name in _DECODING]
     folder = data_root(root) / "decoded"
     identities = [source.identity for source in sources]
     # Of a folder, only the newest state is kept.
-    owner = f"{_hash([train.folder, side])}-" if train.folder else ""
-    key = None if None in identities else owner + _hash([_VERSION, side, train.name, identities])
-    if key is not None and _open(array := folder / f"{key}.npy") is not None:
+    owner = f"{_hash([train.folder, *decoding])}-" if train.folder else ""
+    key = None if None in identities else owner + _hash([_VERSION, *decoding, train.name, identities])
+    is_known: Callable[[Path], object] = _open if pixels else read_notes
+    if key is not None and is_known(array := folder / f"{key}.npy") is not None:
         return array
     items = [(source, row) for source in sources for row in range(len(source))]
     part = folder / f"{secrets.token_hex(8)}.npy"
     try:
-        labels, skipped, digest = _decode(items, side, part)
+        labels, skipped, digest = _decode(items, side, preprocessing, part) if scan is None else _scanned(items, scan)
+        if len(skipped) * 2 > len(items):
+            name, reason = skipped[0]
+            raise DataError(
+                f"{len(skipped)} of {len(items)} images of {train.name} cannot be used; the first: {name} {reason}"
+            )
         classes, numbers = _number_classes(train, items, labels)
         notes = {"name": train.name, "train": len(train), "classes": classes, "labels": numbers, "skipped": skipped}
+        notes |= {"crop_pct": crop_pct, "interpolation": interpolation}
         key = key or _hash([digest, notes])
+        array = folder / f"{key}.npy"
+        array.parent.mkdir(parents=True, exist_ok=True)
         # The notes first: an array under its final name is complete with all that belongs to it.
-        with atomic_write(folder / f"{key}.json") as stream:
+        with atomic_write(array.with_suffix(".json")) as stream:
             stream.write(json.dumps(notes).encode())
-        array = part.replace(folder / f"{key}.npy")
+        if scan is None:
+            part.replace(array)
     except OSError as error:
         raise DataError(
             f"Decoded images cannot be kept in {folder} ({error.strerror or error}): make room there, "
@@ -95,7 +119,13 @@ def stored(path: str | Path, test_fraction: float = 0.1, seed: int = 0, flip: bo
         raise DataError(
             f"{path} is gone or damaged, where Kedge kept the decoded images of a dataset: pass that again."
         )
-    images, notes = cached
+    return noted(*cached, test_fraction, seed, flip)
+
+
+def noted(
+    images: np.ndarray | FileImages, notes: Mapping[str, Any], test_fraction: float, seed: int, flip: bool = True
+) -> Dataset:
+    """The dataset of these images that notes describe."""
     labels = np.array(notes["labels"], dtype=np.int64)
     rows, train_count = np.flatnonzero(labels >= 0), notes["train"]
     if train_count < len(labels):
@@ -105,28 +135,50 @@ def stored(path: str | Path, test_fraction: float = 0.1, seed: int = 0, flip: bo
         parts = rows[train], rows[test]
     train_split, test_split = (ImageSplit(images, labels[part], part) for part in parts)
     skipped = tuple((item, reason) for item, reason in notes["skipped"])
-    return Dataset(notes["name"], tuple(notes["classes"]), train_split, test_split, flip=flip, skipped=skipped)
+    decoding = {name: notes[name] for name in ("crop_pct", "interpolation") if name in notes}
+    return Dataset(
+        notes["name"], tuple(notes["classes"]), train_split, test_split, flip=flip, skipped=skipped, **decoding
+    )
+
+
+def read_notes(array: Path) -> dict[str, Any] | None:
+    """The notes of an array; None where they are not there or not whole."""
+    try:
+        notes = json.loads(array.with_suffix(".json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    is_whole = isinstance(notes, dict) and {"name", "train", "classes", "labels", "skipped"} <= notes.keys()
+    return notes if is_whole else None
 
 
 def _open(array: Path) -> tuple[np.ndarray, dict[str, Any]] | None:
     """An array and its notes; None where they are not there or not whole."""
+    notes = read_notes(array)
     try:
-        notes = json.loads(array.with_suffix(".json").read_text(encoding="utf-8"))
         images = np.load(array, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError):
         return None
-    is_whole = isinstance(notes, dict) and {"name", "train", "classes", "labels", "skipped"} <= notes.keys()
-    return (images, notes) if is_whole and images.dtype == np.uint8 else None
+    return (images, notes) if notes is not None and images.dtype == np.uint8 else None
 
 
-def _decode(items: Items, size: int, array: Path) -> tuple[list[Label], list[tuple[str, str]], str]:
+def _scanned(items: Items, scan: Scan) -> tuple[list[Label], list[tuple[str, str]], str]:
+    """As `_decode`, of files that `scan` has read; their identity tells whether they changed, so there is no digest."""
+    files = [path for source, row in items if (path := source.path(row)) is not None]
+    unreadable = scan(files)
+    labels = {source: source.labels() for source, _ in items}
+    kept = [None if number in unreadable else labels[source][row] for number, (source, row) in enumerate(items)]
+    return kept, [(files[number], reason) for number, reason in sorted(unreadable.items())], ""
+
+
+def _decode(
+    items: Items, size: int, preprocessing: Preprocessing, array: Path
+) -> tuple[list[Label], list[tuple[str, str]], str]:
     """Write all images as an array, decoded in threads, a bounded number at a time; black where one cannot be used.
 
     Returns the label of each image (None where it cannot be used), names and reasons of those, and a digest of all
     pixels.
     """
     shape = (len(items), 3, size, size)
-    preprocessing = Preprocessing(size=size)
 
     def decode(item: tuple[Source, int]) -> tuple[np.ndarray, Label, str]:
         source, row = item
@@ -153,11 +205,6 @@ def _decode(items: Items, size: int, array: Path) -> tuple[list[Label], list[tup
             labels.append(label)
             if reason:
                 skipped.append((source.path(row) or f"{source.name}[{row}]", reason))
-    if len(skipped) * 2 > len(items):
-        name, reason = skipped[0]
-        raise DataError(
-            f"{len(skipped)} of {len(items)} images of {items[0][0].name} cannot be used; the first: {name} {reason}"
-        )
     return labels, skipped, digest.hexdigest()
 
 

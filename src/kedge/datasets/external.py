@@ -55,12 +55,15 @@ def keep_external(
     *,
     size: int | None = None,
     most: int = 224,
+    crop_pct: float = 1.0,
+    interpolation: str = "bilinear",
     image: str | None = None,
     label: str | None = None,
     name: str = "",
 ) -> Path:
     """Decode such a dataset; the path that ``stored`` opens."""
-    return keep(*_train_and_test(source, image, label, name), size=size, most=most)
+    train, test = _train_and_test(source, image, label, name)
+    return keep(train, test, size=size, most=most, crop_pct=crop_pct, interpolation=interpolation)
 
 
 def huggingface(

@@ -6,30 +6,40 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from kedge.datasets.base import Dataset, ImageSplit
-from kedge.datasets.cache import keep, stored
+from kedge.datasets.base import Dataset, FileImages, ImageSplit
+from kedge.datasets.cache import Scan, keep, noted, read_notes, stored
 from kedge.datasets.sources import FileSource
 from kedge.errors import DataError
-from kedge.images import EXTENSIONS, list_classes, list_images
+from kedge.images import EXTENSIONS, Preprocessing, list_classes, list_images
 
 __all__ = ["folder", "from_files", "write_pictures"]
 
 
-def folder(path: str | Path, size: int = 224, test_fraction: float = 0.1, seed: int = 0) -> Dataset:
-    """Read class folders, each image resized and cropped to ``size`` pixels.
+def folder(
+    path: str | Path,
+    size: int = 224,
+    test_fraction: float = 0.1,
+    seed: int = 0,
+    crop_pct: float = 1.0,
+    interpolation: str = "bilinear",
+    scan: Scan | None = None,
+) -> Dataset:
+    """Read class folders, each image resized and cropped to ``size`` pixels, as ``Preprocessing`` says.
 
     ``path`` holds the class folders, of which ``test_fraction`` is split off for testing; or it holds
     ``train/`` and ``test/`` (or ``val/``), each with class folders. Images that cannot be read are skipped
-    and listed.
+    and listed: a new folder is decoded once for that, or read by ``scan``, which finds them on its way.
     """
     base = Path(path).expanduser()
     splits = _split_folders(base)
     train, *tests = [_list_split(base, split) for split in splits]
-    dataset = from_files(train, tests[0] if tests else None, size=size, test_fraction=test_fraction, seed=seed)
+    decoding: dict[str, Any] = {"size": size, "crop_pct": crop_pct, "interpolation": interpolation}
+    dataset = _from_listing(train, tests[0] if tests else None, decoding, test_fraction, seed, scan)
     if not tests and test_fraction > 0:
         _check_singles(base, dataset)
     beside = (file for split in splits for file in sorted(split.iterdir()) if file.is_file())
@@ -39,17 +49,40 @@ def folder(path: str | Path, size: int = 224, test_fraction: float = 0.1, seed: 
     )
 
 
-def from_files(
+def from_files(train: FileSource, test: FileSource, *, size: int, root: str | Path | None = None) -> Dataset:
+    """A dataset of files, decoded once."""
+    return _with_paths(stored(keep(train, test, size=size, root=root)), train, test)
+
+
+def _from_listing(
     train: FileSource,
     test: FileSource | None,
-    *,
-    size: int,
-    root: str | Path | None = None,
-    test_fraction: float = 0.1,
-    seed: int = 0,
+    decoding: dict[str, Any],
+    test_fraction: float,
+    seed: int,
+    scan: Scan | None,
 ) -> Dataset:
-    """A dataset of files, decoded once; without ``test``, a fraction of each class is split off."""
-    dataset = stored(keep(train, test, size=size, root=root), test_fraction, seed)
+    """A dataset of files whose pixels are decoded when they are asked for."""
+    preprocessing = Preprocessing(**decoding)
+    array = keep(train, test, **decoding, pixels=False, scan=scan)
+
+    def read(row: int) -> np.ndarray:
+        source, own = (train, row) if test is None or row < len(train) else (test, row - len(train))
+        return preprocessing.to_pixels(source.read(own)[0])
+
+    def decode() -> np.ndarray:
+        if keep(train, test, **decoding) != array:
+            raise DataError(f"{train.name} has changed since it was listed: start again.")
+        images: np.ndarray = np.load(array, mmap_mode="r")
+        return images
+
+    notes = read_notes(array)
+    assert notes is not None
+    images = FileImages((len(notes["labels"]), 3, decoding["size"], decoding["size"]), read, decode)
+    return _with_paths(noted(images, notes, test_fraction, seed), train, test)
+
+
+def _with_paths(dataset: Dataset, train: FileSource, test: FileSource | None) -> Dataset:
     files = [str(file) for file, _ in (*train.labelled, *(test.labelled if test else ()))]
 
     def with_paths(split: ImageSplit) -> ImageSplit:

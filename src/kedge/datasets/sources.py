@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, Subset
 from torchvision.transforms.functional import to_pil_image
 
+from kedge.datasets.digests import file_state
 from kedge.deps import require
 from kedge.errors import DataError, DownloadError, ImageError
 from kedge.images import read_image, to_rgb, upright
@@ -93,6 +94,10 @@ class FileSource(Source):
         file, label = self.labelled[row]
         return read_image(file), label
 
+    def labels(self) -> list[Label]:
+        """The classes, as listed."""
+        return [label for _, label in self.labelled]
+
     def path(self, row: int) -> str | None:
         """The file."""
         return str(self.labelled[row][0])
@@ -100,7 +105,7 @@ class FileSource(Source):
     @property
     def identity(self) -> Any:
         """The listing: path, class, size and time of every file."""
-        listing = [(str(file.relative_to(self._base)), label, *_file_state(file)) for file, label in self.labelled]
+        listing = [(str(file.relative_to(self._base)), label, *file_state(file)) for file, label in self.labelled]
         return [self.folder, self.classes, listing]
 
 
@@ -244,7 +249,7 @@ class HuggingFaceSource(Source):
         chunks = self._rows.data.column(self.image).chunks  # the bytes themselves are not read
         references = [chunk.field("path").filter(chunk.field("bytes").is_null()) for chunk in chunks]
         paths = [path for chunk in references for path in chunk.drop_null().to_pylist()]
-        return [self._fingerprint, self.image, self.label, [[path, *_file_state(Path(path))] for path in paths]]
+        return [self._fingerprint, self.image, self.label, [[path, *file_state(Path(path))] for path in paths]]
 
     @cached_property
     def _has_references(self) -> bool:
@@ -306,15 +311,6 @@ def load_huggingface(path: str, name: str | None, revision: str | None) -> Any:
             f"The dataset {path} could not be had from the Hugging Face Hub ({reason}): check its name or, without a "
             "network, load it elsewhere, save it with save_to_disk and pass that folder as dataset.path."
         ) from error
-
-
-def _file_state(file: Path) -> tuple[int, int]:
-    """What changes when a file does: its size and time; reading one that is not there will say why."""
-    try:
-        status = file.stat()
-    except OSError:
-        return -1, 0
-    return status.st_size, status.st_mtime_ns
 
 
 def _stored_bytes(image: Mapping[str, Any] | None) -> bytes:

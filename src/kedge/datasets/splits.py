@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
-from kedge.datasets.base import ImageSplit
+from kedge.datasets.base import Dataset, ImageSplit
 from kedge.errors import ConfigError
 
-__all__ = ["few_shot", "hold_out", "shot_counts", "train_val_split"]
+__all__ = ["few_shot", "hold_out", "leave_classes_out", "shot_counts", "train_val_split"]
 
 
 def train_val_split(
@@ -40,6 +41,33 @@ def hold_out(labels: np.ndarray, fraction: float = 0.1, seed: int = 0) -> tuple[
             held_out.append(rows[:count])
     chosen = np.sort(np.concatenate(held_out))
     return np.setdiff1d(np.arange(len(labels)), chosen, assume_unique=True), chosen
+
+
+def leave_classes_out(dataset: Dataset, share: float, seed: int = 0) -> Dataset:
+    """The dataset without a share of its classes, whose images of both splits are `Dataset.unseen`.
+
+    At least one class is left out where the share is above 0, and at least two are kept.
+    """
+    if share == 0:
+        return dataset
+    count = len(dataset.classes)
+    if count < 3:
+        raise ConfigError(f"split.unseen is {share:g} but {dataset.name} has {count} classes: at least 3 are needed.")
+    unseen = np.random.default_rng(seed).permutation(count)[: min(count - 2, max(1, round(share * count)))]
+    kept = np.setdiff1d(np.arange(count), unseen)
+
+    def seen(split: ImageSplit) -> ImageSplit:
+        split = split.subset(np.flatnonzero(np.isin(split.labels, kept)))
+        return replace(split, labels=np.searchsorted(kept, split.labels))
+
+    others = (split.subset(np.flatnonzero(np.isin(split.labels, unseen))) for split in (dataset.train, dataset.test))
+    return replace(
+        dataset,
+        classes=tuple(dataset.classes[label] for label in kept),
+        train=seen(dataset.train),
+        test=seen(dataset.test),
+        unseen=tuple(split for split in others if len(split)),
+    )
 
 
 def few_shot(labels: np.ndarray, shots: int, seed: int = 0) -> np.ndarray:

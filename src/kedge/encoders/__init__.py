@@ -5,9 +5,10 @@ from __future__ import annotations
 from kedge.encoders.backbones import NAMES, STEMS
 from kedge.encoders.encoder import Encoder, build_encoder
 from kedge.encoders.heads import HEADS
-from kedge.encoders.pretrained import fetch_weights, pretrained_cfg
+from kedge.encoders.pretrained import DEFAULT_ENCODER, fetch_weights, pretrained_cfg, pretrained_preprocessing
 
 __all__ = [
+    "DEFAULT_ENCODER",
     "HEADS",
     "NAMES",
     "STEMS",
@@ -15,4 +16,5 @@ __all__ = [
     "build_encoder",
     "fetch_weights",
     "pretrained_cfg",
+    "pretrained_preprocessing",
 ]

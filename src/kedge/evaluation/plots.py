@@ -15,7 +15,8 @@ from matplotlib.figure import Figure
 from kedge.datasets import Dataset, ImageSplit
 from kedge.errors import ConfigError
 from kedge.metrics import nearest
-from kedge.model import Model, embed_split
+from kedge.model import Model
+from kedge.model.features import split_embeddings
 
 Rows = npt.NDArray[np.int64]
 
@@ -28,8 +29,8 @@ def top_hits(
 ) -> Rows:
     """The training rows nearest to each of these test rows (queries x k), by brute force."""
     test = dataset.test.subset(queries)
-    query_embeddings = embed_split(model.embed_pixels, test, batch_size=batch_size, title="queries")
-    gallery = embed_split(model.embed_pixels, dataset.train, batch_size=batch_size, title="gallery")
+    query_embeddings = split_embeddings(model, test, batch_size=batch_size, title="queries")
+    gallery = split_embeddings(model, dataset.train, batch_size=batch_size, title="gallery")
     hits: Rows = nearest(query_embeddings, gallery, k).cpu().numpy()
     return hits
 

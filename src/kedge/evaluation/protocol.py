@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,8 @@ from kedge.metrics import Ranking, accuracy, rank_relevant
 from kedge.metrics.distances import DEFAULT_MEMORY
 from kedge.metrics.inputs import Array
 from kedge.metrics.ranking import Rest
-from kedge.model import Model, embed_split
+from kedge.model import Model
+from kedge.model.features import split_embeddings, split_features
 from kedge.model.io import kedge_version
 
 _BATCH = {"cpu": 256, "cuda": 2048}
@@ -154,6 +155,8 @@ def evaluate(model: Model, dataset: Any, *, batch_size: int | None = None, limit
             "versions": {"kedge": kedge_version(), "torch": torch.__version__},
         },
     )
+    if dataset.unseen:
+        report = replace(report, unseen=_score_unseen(model, dataset.unseen, batch_size))
     ended = time.perf_counter()
     seconds = {"embedding": round(embedded - started, 2), "ranking": round(ended - embedded, 2)}
     return replace(report, meta={**report.meta, "seconds": broadcast_object(seconds)})
@@ -165,12 +168,26 @@ def _embed(model: Model, images: ImageSplit, batch_size: int, title: str) -> tup
     if sharded:
         shard = shard_range(len(images), whole=batch_size)
         images = images.subset(np.arange(shard.start, shard.stop))
-    embeddings = embed_split(model.embed_pixels, images, batch_size=batch_size, title=title)
+    embeddings = split_embeddings(model, images, batch_size=batch_size, title=title)
     routes = route(model, embeddings)
     return (all_gather_rows(embeddings), all_gather_rows(routes)) if sharded else (embeddings, routes)
+
+
+def _score_unseen(model: Model, splits: Sequence[ImageSplit], batch_size: int) -> dict[str, Any]:
+    """Images of classes that were kept out of training, each searched among the others."""
+    features = torch.cat([split_features(model, split, batch_size=batch_size, title="unseen") for split in splits])
+    labels = np.concatenate([split.labels for split in splits])
+    embeddings = torch.cat([model.embed_features(part).float() for part in torch.split(features, ROUTE_CHUNK)])
+    scores: dict[str, Any] = {"classes": len(np.unique(labels)), "queries": len(labels)}
+    for name, vectors in {"embedding": embeddings, "features": normalize(features, dim=1)}.items():
+        ranking = rank_relevant(vectors, labels, vectors, labels, ks=(1,), self_index=range(len(labels)))
+        scores[name] = ranking.retrieval()
+    return scores
 
 
 def _all_gather(ranking: Ranking) -> Ranking:
     """The scores of all ranks' queries."""
     precision = {k: all_gather_rows(values) for k, values in ranking.precision.items()}
-    return Ranking(all_gather_rows(ranking.average_precision), precision, all_gather_rows(ranking.relevant))
+    scores = (ranking.average_precision, ranking.average_precision_at_r, ranking.relevant)
+    average, at_r, relevant = map(all_gather_rows, scores)
+    return Ranking(average, precision, relevant, at_r)

@@ -43,6 +43,8 @@ class Report:
     meta: dict[str, Any] = field(default_factory=dict)
     brute_force_cosine: dict[str, float] = field(default_factory=dict)
     """By cosine instead of Euclidean distance; empty in a report of 0.1, which did not measure it."""
+    unseen: dict[str, Any] = field(default_factory=dict)
+    """Of classes kept out of training, searched among themselves: R@1 and MAP@R by embedding and by raw features."""
 
     def scores(self, method: str) -> dict[str, float]:
         """The scores of one of ``METHODS``."""
@@ -51,14 +53,15 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """The content of ``metrics.json``."""
-        return asdict(self)
+        content = asdict(self)
+        return content if self.unseen else {name: content[name] for name in content if name != "unseen"}
 
     @classmethod
     def from_json(cls, content: Any) -> Self:
         """The report with this content; DataError where it is none."""
         names = {entry.name for entry in fields(cls)}
-        if isinstance(content, dict) and "brute_force_cosine" not in content:
-            content = {**content, "brute_force_cosine": {}}
+        if isinstance(content, dict):
+            content = {"brute_force_cosine": {}, "unseen": {}, **content}
         if not isinstance(content, dict) or content.keys() != names:
             raise DataError(f"A report has the keys {', '.join(sorted(names))}; this content has others.")
         for method in METHODS:
@@ -96,6 +99,14 @@ class Report:
         for method in METHODS:
             if scores := self.scores(method):
                 table.add_row(TITLES[method], *(f"{scores[metric]:.4f}" for metric in METRICS))
+        return Group(table, self._unseen_table()) if self.unseen else table
+
+    def _unseen_table(self) -> Table:
+        title = f"{self.unseen['queries']:,} images of {self.unseen['classes']:,} classes that were not trained on"
+        table = _table("ranked by", "R@1", "MAP@R", title=title)
+        for name, scores in self.unseen.items():
+            if isinstance(scores, dict):
+                table.add_row(name, f"{scores['R@1']:.4f}", f"{scores['MAP@R']:.4f}")
         return table
 
 

@@ -37,6 +37,11 @@ class Space:
     """Whether an item sits in the list of its label, where that is known, or of its nearest anchor."""
     learned_first: bool = False
     """Whether labels that the model never saw take no part in routing; see `Anchors.learned_first`."""
+    scale_means: bool = False
+    """Whether the means of such labels are made as long as learned anchors typically are.
+
+    The mean of embeddings that scatter is short, and would lie near everybody's.
+    """
 
     @classmethod
     def of_looks(cls, dim: int) -> Space:
@@ -45,8 +50,8 @@ class Space:
 
     @property
     def has_labels(self) -> bool:
-        """Whether labels get anchors."""
-        return self.column == "embedding"
+        """Whether labels get anchors: where nothing was learned, their means would route worse than k-means does."""
+        return self.column == "embedding" and (self.learned is None or len(self.learned) > 0)
 
 
 @dataclass(frozen=True)
@@ -135,9 +140,7 @@ def anchors_of(table: Table, space: Space) -> Anchors:
     learned, count = space.learned, 0 if space.learned is None else len(space.learned)
     means, names = np.empty((0, space.dim), np.float32), list[str]()
     if space.has_labels:
-        means, names = _label_means(_labelled_batches(table, set(space.classes) if count else set()))
-    if learned is not None and count:
-        means = _scaled(means, learned, learned_first=space.learned_first)
+        means, names = _label_means(_labelled_batches(table, set(space.classes) if count else set()), space)
     vectors = [part for part in (learned, means) if part is not None and len(part)]
     if not vectors:
         centres = _centres(table, space)
@@ -148,26 +151,13 @@ def anchors_of(table: Table, space: Space) -> Anchors:
     return Anchors(joined, (*space.classes[:count], *names), count, index, space.learned_first)
 
 
-def extend_anchors(anchors: Anchors, embeddings: np.ndarray, labels: Sequence[str | None]) -> Anchors:
+def extend_anchors(anchors: Anchors, space: Space, embeddings: np.ndarray, labels: Sequence[str | None]) -> Anchors:
     """The anchors with means of those labels added that `anchors` does not have yet."""
     known = {normalize_label(name) for name in anchors.names if name is not None}
-    means, names = _label_means([(embeddings, _new_labels(labels, known))])
+    means, names = _label_means([(embeddings, _new_labels(labels, known))], space)
     if not names:
         return anchors
-    if anchors.learned:
-        means = _scaled(means, anchors.vectors[: anchors.learned], learned_first=anchors.learned_first)
     return replace(anchors, vectors=np.concatenate([anchors.vectors, means]), names=(*anchors.names, *names))
-
-
-def _scaled(means: np.ndarray, learned: np.ndarray, *, learned_first: bool) -> np.ndarray:
-    """Means of labels, as long as the learned anchors typically are.
-
-    The mean of embeddings that scatter is short and would lie near everybody's. Where learned anchors come first, it
-    is in nobody's way.
-    """
-    if learned_first or not len(means):
-        return means
-    return np.asarray(unit_rows(means) * np.median(np.linalg.norm(learned, axis=1)), np.float32)
 
 
 def _new_labels(labels: Sequence[str | None], known: set[str]) -> list[str | None]:
@@ -190,8 +180,10 @@ def _labelled_batches(table: Table, known: set[str]) -> Iterable[tuple[np.ndarra
         yield vectors_of(batch), _new_labels(batch.column("label").to_pylist(), known)
 
 
-def _label_means(batches: Iterable[tuple[np.ndarray, Sequence[str | None]]]) -> tuple[np.ndarray, list[str]]:
-    """The mean embedding of every label, in the order they appear."""
+def _label_means(
+    batches: Iterable[tuple[np.ndarray, Sequence[str | None]]], space: Space
+) -> tuple[np.ndarray, list[str]]:
+    """The mean embedding of every label, in the order they appear; scaled where the space says so."""
     sums: dict[str, np.ndarray] = {}
     counts: dict[str, int] = {}
     for embeddings, labels in batches:
@@ -206,8 +198,10 @@ def _label_means(batches: Iterable[tuple[np.ndarray, Sequence[str | None]]]) -> 
         for name, total, size in zip(codes, totals, np.diff([*starts.tolist(), len(rows)]).tolist(), strict=True):
             sums[name] = sums.get(name, 0) + total
             counts[name] = counts.get(name, 0) + size
-    means = [sums[name] / counts[name] for name in sums]
-    return np.array(means, dtype=np.float32), list(sums)
+    means = np.array([sums[name] / counts[name] for name in sums], dtype=np.float32)
+    if space.scale_means and space.learned is not None and len(means):
+        means = unit_rows(means) * np.float32(np.median(np.linalg.norm(space.learned, axis=1)))
+    return means, list(sums)
 
 
 def _centres(table: Table, space: Space) -> np.ndarray:

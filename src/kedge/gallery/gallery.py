@@ -60,10 +60,17 @@ class Gallery:
         self._calibration = CalibrationFile(self.path)
         self._calibration.load()
         self._table = Table(location, self.dim, memory=memory)
-        by_label, has_features = self.lists == "label", self.features > 0
-        space = Space(self.dim, learned=learned, classes=self.classes, by_label=by_label, learned_first=has_features)
+        self._has_learned = learned is not None and len(learned) > 0
+        space = Space(
+            self.dim,
+            learned=learned,
+            classes=self.classes,
+            by_label=self.lists == "label",
+            learned_first=self.features > 0,
+            scale_means=self.features == 0 and manifest.format >= 3,  # earlier ones answer as they did
+        )
         self._snapshots = SnapshotLoader(self._table, space)
-        self._looks = SnapshotLoader(self._table, Space.of_looks(self.features)) if has_features else None
+        self._looks = SnapshotLoader(self._table, Space.of_looks(self.features)) if self.features else None
         self._loaders = [loader for loader in (self._snapshots, self._looks) if loader is not None]
         self._pair: Pair | None = None
         self._judged = set(self.classes)
@@ -163,10 +170,7 @@ class Gallery:
         self._table.latest().check_filter(where)
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """All items in batches of some thousand: id, path, label, hash, embedding, thumbnail and metadata.
-
-        `phash` is there since format 3, `features` where the gallery keeps them.
-        """
+        """All items in batches of some thousand: id, path, label, hash, embedding, features, thumbnail, metadata."""
         return self._table.latest().batches(columns)
 
     @property
@@ -443,7 +447,12 @@ class Gallery:
         """A snapshot, and that of the looks space of the same version."""
         looks, pair = self._looks_loader().at(snapshot.version), self._pair
         if pair is None or pair.classes is not snapshot or pair.looks is not looks:
-            self._pair = pair = Pair(snapshot, looks)
+            try:
+                pair = Pair(snapshot, looks)
+            except DamagedLists:
+                snapshot = self._snapshots.repaired(snapshot)
+                pair = Pair(snapshot, self._looks_loader().at(snapshot.version))
+            self._pair = pair
         return pair
 
     def _looks_loader(self) -> SnapshotLoader:
@@ -464,9 +473,8 @@ class Gallery:
         """The smallest cosine of a known query to its nearest item: the gallery's own or, by default, the model's."""
         if (own := self.calibration) is not None and own.cosine is not None:
             return own.cosine
-        # TO REPLACE by self.model.calibration once the model has it.
-        calibration = getattr(self.model, "calibration", None)
-        return None if calibration is None else float(calibration.threshold)
+        calibration = None if self.model is None else self.model.calibration
+        return None if calibration is None else 1 - calibration.threshold
 
     def is_unknown(self, anchors: Anchors, queries: np.ndarray, nearest: np.ndarray | None = None) -> list[bool | None]:
         """Whether each query is far from every anchor, the `nearest` if known; None without a calibration."""
@@ -488,7 +496,7 @@ class Gallery:
         Not in a gallery that keeps features, where new anchors take no part in routing.
         """
         added = {label for label in labels if label is not None} - self._judged
-        if self.features or not added or not self.snapshot().anchors.learned:
+        if not added or self.features or not self._has_learned:
             yield
             return
         added -= set(self.snapshot().anchors.names)

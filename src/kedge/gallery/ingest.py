@@ -21,9 +21,9 @@ from kedge.gallery.distances import unit_rows
 from kedge.gallery.table import Table
 from kedge.images import Preprocessing, list_images, prefetch, read_image
 from kedge.images.io import make_thumbnail
-from kedge.images.phash import perceptual_hash
 from kedge.io import atomic_write
-from kedge.model import Model
+from kedge.model import Model, Vectors
+from kedge.model.features import FeatureCache, vectors_of
 
 if TYPE_CHECKING:
     from kedge.gallery.gallery import Gallery
@@ -56,6 +56,8 @@ _BATCH = 64
 _PREFETCH = 2
 """Batches that are decoded while the encoder works on one."""
 _COMMIT_EVERY = 512
+_MIN_CACHED = 32
+"""Fewer images are encoded sooner than the cache of features is opened."""
 
 
 class Added(list[int]):
@@ -158,9 +160,9 @@ class Decoded(NamedTuple):
     """An image; no image and the reason; or neither, if the table has it already."""
 
     image: Tensor | None = None
+    """Its pixels; or its features, where they are cached."""
     hash: str = ""
     thumbnail: bytes | None = None
-    phash: int | None = None
     reason: str = ""
 
 
@@ -191,7 +193,11 @@ def is_text(name: str) -> bool:
 
 
 def decode_file(
-    file: Path | StoredImage, existing: ExistingItem | None, preprocessing: Preprocessing, thumbnails: int
+    file: Path | StoredImage,
+    existing: ExistingItem | None,
+    preprocessing: Preprocessing,
+    thumbnails: int,
+    cache: FeatureCache | None = None,
 ) -> Decoded:
     """Read and decode one image for the encoder."""
     if not is_text(str(file)):
@@ -200,44 +206,50 @@ def decode_file(
         content = file.read_bytes()
     except (OSError, ImageError) as error:
         return Decoded(reason=getattr(error, "strerror", None) or str(error))
-    return decode(content, existing, preprocessing, thumbnails)
+    return decode(content, existing, preprocessing, thumbnails, cache)
 
 
-def decode(content: bytes, existing: ExistingItem | None, preprocessing: Preprocessing, thumbnails: int) -> Decoded:
-    """Decode the content of an image file for the encoder."""
+def decode(
+    content: bytes,
+    existing: ExistingItem | None,
+    preprocessing: Preprocessing,
+    thumbnails: int,
+    cache: FeatureCache | None = None,
+) -> Decoded:
+    """Decode the content of an image file for the encoder, unless its features are cached and no thumbnail needed."""
     digest = hashlib.sha256(content).hexdigest()
     if existing is not None and existing.hash == digest:
         return Decoded()
+    features = None if cache is None else cache.find(digest)
+    if features is not None and not thumbnails:
+        return Decoded(features, digest)
     try:
         image = read_image(content)
     except ImageError as error:
         return Decoded(reason=str(error))
     # Resized here, in the decoding threads: a full-size image is far larger than what the encoder sees.
     thumbnail = make_thumbnail(image, thumbnails) if thumbnails else None
-    return Decoded(torch.from_numpy(preprocessing.to_pixels(image)), digest, thumbnail, perceptual_hash(image))
+    if features is not None:
+        return Decoded(features, digest, thumbnail)
+    return Decoded(torch.from_numpy(preprocessing.to_pixels(image)), digest, thumbnail)
 
 
-def collate(first: int, files: Sequence[Any], decoded: Sequence[Decoded], columns: Collection[str]) -> Batch:
-    """What was decoded of `files`, from number `first` on, for a table with these columns."""
+def collate(first: int, files: Sequence[Any], decoded: Sequence[Decoded]) -> Batch:
+    """What was decoded of `files`, from number `first` on."""
     numbered = list(enumerate(decoded, start=first))
     new = [(row, item) for row, item in numbered if item.image is not None]
     skipped = [(str(files[row]), item.reason) for row, item in numbered if item.reason]
     return Batch(
         rows=[row for row, _ in new],
         images=[item.image for _, item in new if item.image is not None],
-        contents={
-            name: [getattr(item, name) for _, item in new]
-            for name in ("hash", "thumbnail", "phash")
-            if name in columns  # a table of an earlier format lacks some
-        },
+        contents={"hash": [item.hash for _, item in new], "thumbnail": [item.thumbnail for _, item in new]},
         skipped=skipped,
         present=len(numbered) - len(new) - len(skipped),
     )
 
 
-def vector_columns(model: Model, images: Sequence[Tensor], columns: Collection[str]) -> dict[str, np.ndarray]:
+def vector_columns(vectors: Vectors, columns: Collection[str]) -> dict[str, np.ndarray]:
     """The columns of vectors of some images, for a table with these columns."""
-    vectors = model.vectors(images)
     made = {"embedding": vectors.embeddings.numpy()}
     if "features" in columns:
         made["features"] = unit_rows(vectors.features.numpy())
@@ -296,17 +308,21 @@ def add_images(
         table.delete(old)
 
     def decode_item(file: Any) -> Decoded:
-        return decode_file(file, existing.get(str(file)), model.preprocessing, thumbnails)
+        return decode_file(file, existing.get(str(file)), model.preprocessing, thumbnails, cache)
 
     try:
-        with contextlib.closing(prefetch(decode_item, files, ahead=_PREFETCH * _BATCH)) as decoded:
+        with (
+            FeatureCache.of(model, enabled=len(files) >= _MIN_CACHED) as cache,
+            contextlib.closing(prefetch(decode_item, files, ahead=_PREFETCH * _BATCH)) as decoded,
+        ):
             for start in range(0, len(files), _BATCH):
-                batch = collate(start, files, list(islice(decoded, _BATCH)), own)
+                batch = collate(start, files, list(islice(decoded, _BATCH)))
                 added.skipped += batch.skipped
                 added.present += batch.present
                 if batch.rows:
                     rows = batch.columns(first, files, columns["label"], metadata)
-                    fragments += table.write(rows | vector_columns(model, batch.images, own))
+                    vectors = vectors_of(model, rows["hash"], batch.images, cache)
+                    fragments += table.write(rows | vector_columns(vectors, own))
                     outdated += [existing[path].id for path in rows["path"] if path in existing]
                     added += rows["id"]
                 if len(added) - committed >= commit_every:

@@ -12,7 +12,6 @@ from tokenize import TokenError
 from typing import Literal, get_args
 
 import numpy as np
-from torch import nn
 
 from kedge.errors import ConfigError, GalleryError
 from kedge.gallery.calibration import FILE as CALIBRATION
@@ -49,6 +48,7 @@ class Manifest:
     """Of the lists that earlier releases wrote; such lists are rebuilt."""
     features: int = 0
     """The size of the features that it keeps beside its embeddings; 0: it keeps none."""
+    format: int = FORMAT
 
     def __post_init__(self) -> None:
         if self.lists not in get_args(ListKind):
@@ -78,7 +78,7 @@ def create_folder(
     else:
         learned, names, dim = _learned_anchors(model), tuple(model.classes), model.dim
     manifest = Manifest(dim, lists, names, None if model is None else model.fingerprint, thumbnails)
-    if model is not None and has_features(model):
+    if model is not None and model.has_features:
         manifest = replace(manifest, features=model.width)
     if is_taken(location):
         raise GalleryError(f"{location} is there already: open it with Gallery.open, or choose another path.")
@@ -97,7 +97,7 @@ def create_folder(
             manifest = replace(manifest, anchors=zlib.crc32((part / _ANCHORS).read_bytes()))
         if location.url is None:
             Table.create(part, dim, manifest.features)
-        (part / FILE).write_bytes(seal_json({"kind": KIND, "format": FORMAT, **asdict(manifest)}, indent=2))
+        (part / FILE).write_bytes(seal_json({"kind": KIND, **asdict(manifest)}, indent=2))
         part.rename(folder)
     finally:
         shutil.rmtree(part, ignore_errors=True)
@@ -149,7 +149,7 @@ def read_manifest(location: Location) -> Manifest:
     try:
         # Galleries of format 1 have no checksum.
         values = unseal_json(content, optional=written == 1)
-        return Manifest(**{name: value for name, value in values.items() if name not in ("kind", "format")})
+        return Manifest(**{name: value for name, value in values.items() if name != "kind"})
     except (TypeError, ValueError, ConfigError) as error:
         raise GalleryError(f"{file} is damaged: it is not as it was written; bring it back from a backup.") from error
 
@@ -171,14 +171,9 @@ def open_model(location: Location, manifest: Manifest, model: Model | None) -> t
     return model, _learned_anchors(model)
 
 
-def has_features(model: Model) -> bool:
-    """Whether a model's embeddings differ from its features, so that a gallery keeps both."""
-    # TO REPLACE by model.has_features once the model has it.
-    return bool(getattr(model, "has_features", model.posterior or not isinstance(model.encoder.head, nn.Identity)))
-
-
-def _learned_anchors(model: Model) -> np.ndarray | None:
-    return None if model.anchors is None else model.anchors.cpu().numpy()
+def _learned_anchors(model: Model) -> np.ndarray:
+    """The anchors of a model; no rows where it was not trained."""
+    return np.zeros((0, model.dim), np.float32) if model.anchors is None else model.anchors.cpu().numpy()
 
 
 def _read_anchors(location: Location, manifest: Manifest) -> np.ndarray | None:

@@ -38,11 +38,10 @@ __all__ = [
 
 CHECKSUM = "checksum"
 """The column of the table with the checksum of each row, and the key of a JSON file with that of its other keys."""
-COLUMNS = ("id", "path", "label", "hash", "embedding", "thumbnail", "features", "phash", CHECKSUM)
+COLUMNS = ("id", "path", "label", "hash", "embedding", "thumbnail", "features", CHECKSUM)
 """The columns of a table, of which it may lack some; the user's metadata comes after them.
 
-Tables of the first release have no checksums, those of earlier formats neither `features` nor `phash`, and `features`
-is only there where the model's embeddings differ from them.
+Tables of the first release have no checksums; `features` are there since format 3, where embeddings differ from them.
 """
 VECTORS = ("embedding", "features")
 _SEAL = f', "{CHECKSUM}": '.encode()
@@ -57,7 +56,7 @@ def column_types(dim: int, features: int = 0) -> dict[str, pa.DataType]:
     """The Arrow type of each column of a new table, whose `features` have so many numbers (0: it has none)."""
     text, number = pa.string(), pa.int64()
     embedding, looks = pa.list_(pa.float32(), dim), pa.list_(pa.float32(), features or 1)
-    types = dict(zip(COLUMNS, (number, text, text, text, embedding, pa.binary(), looks, number, number), strict=True))
+    types = dict(zip(COLUMNS, (number, text, text, text, embedding, pa.binary(), looks, number), strict=True))
     if not features:
         del types["features"]
     return types

@@ -187,7 +187,7 @@ class SnapshotLoader:
         labels, paths = rows.column("label").to_pylist(), rows.column("path").to_pylist()
         require_valid(ids, embeddings)
         if self._space.has_labels:
-            anchors = extend_anchors(anchors, embeddings, labels)
+            anchors = extend_anchors(anchors, self._space, embeddings, labels)
         lists = anchors.assign(embeddings, labels, by_label=self._space.by_label)
         return InvertedLists.in_memory(lists, len(anchors), ids, embeddings, labels, paths), anchors
 

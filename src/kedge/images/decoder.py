@@ -42,7 +42,7 @@ def _answer(order: dict[str, Any], content: bytes) -> tuple[dict[str, Any], byte
         image = read_image(source, max_pixels=order["max_pixels"])
         if "thumbnail" in order:
             return {}, make_thumbnail(image, order["thumbnail"])
-        pixels = center_square(image, order["size"])
+        pixels = center_square(image, *order["square"])
         return {"shape": pixels.shape}, pixels.tobytes()
     except ImageError as error:
         return {"error": str(error)}, b""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import math
 import re
 import threading
 import urllib.error
@@ -53,6 +54,8 @@ _MAX_PER_BYTE = 10_000
 """Pixels of a large image for each byte of its file: deflate reaches 8,256, with one bit per pixel."""
 _DRAFT = 2048
 """A JPEG is decoded at 1/2, 1/4 or 1/8 of its size as long as both sides keep so many pixels."""
+_MAX_RATIO = 8
+"""Images that are longer and narrower are not resized as a whole: the result would be huge."""
 _STRIP = 2**20
 """Pixels that are turned into RGB at a time."""
 _REASONS: dict[type[Exception], str] = {
@@ -218,17 +221,36 @@ def fetch_image(url: str, *, max_bytes: int = MAX_DOWNLOAD) -> Image.Image:
         raise ImageError(str(error).replace("The image", url, 1)) from error
 
 
-def center_square(image: Image.Image, size: int | None) -> np.ndarray:
-    """The image's centre as uint8, 3 x size x size: the shorter side fills the output, antialiased."""
+def center_square(
+    image: Image.Image, size: int | None, crop_pct: float = 1.0, interpolation: str = "bilinear"
+) -> np.ndarray:
+    """The image's centre as uint8, 3 x size x size, antialiased: the shorter side becomes ``size / crop_pct`` pixels.
+
+    At the defaults the square lies in the very centre; otherwise on whole pixels of the resized image, as in timm.
+    """
     image = to_rgb(image)
-    if size is not None and image.size != (size, size):
-        # Only the centre square is resampled: the same image as resizing first and cropping then,
-        # without the huge image in between that a very long and narrow one would become.
+    filter = Image.Resampling[interpolation.upper()]
+    if size is not None and (crop_pct, interpolation) != (1.0, "bilinear"):
+        image = _resize_and_crop(image, size, math.floor(size / crop_pct), filter)
+    elif size is not None and image.size != (size, size):
+        # Only the centre square is resampled: the same image as resizing first and cropping then.
         side = min(image.size)
         left, top = (image.width - side) / 2, (image.height - side) / 2
-        box = (left, top, left + side, top + side)
-        image = image.resize((size, size), Image.Resampling.BILINEAR, box=box)
+        image = image.resize((size, size), filter, box=(left, top, left + side, top + side))
     return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
+
+
+def _resize_and_crop(image: Image.Image, size: int, shorter: int, filter: Image.Resampling) -> Image.Image:
+    """The shorter side resized to ``shorter`` pixels, then the centre square: as torchvision's transforms do it."""
+    width, height = (int(shorter * side / min(image.size)) for side in image.size)
+    left, top = round((width - size) / 2), round((height - size) / 2)
+    right, bottom = left + size, top + size
+    if max(width, height) <= _MAX_RATIO * shorter:
+        # The whole image, although only its centre is kept: Pillow chooses by sizes which direction it resamples and
+        # rounds first.
+        return image.resize((width, height), filter).crop((left, top, right, bottom))
+    across, down = image.width / width, image.height / height
+    return image.resize((size, size), filter, box=(left * across, top * down, right * across, bottom * down))
 
 
 def make_thumbnail(image: Image.Image, side: int) -> bytes:

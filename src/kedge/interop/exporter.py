@@ -72,7 +72,7 @@ def _read(gallery: Gallery) -> tuple[Manifest, Rows]:
         names=snapshot.anchors.names,
         anchors=np.ascontiguousarray(snapshot.anchors.vectors, np.float32),
     )
-    of_images = [name for name in ("hash", "thumbnail", "phash") if name in table.schema.names]
+    of_images = [name for name in ("hash", "thumbnail") if name in table.schema.names]
     names = [name for name in table.schema.names if name not in (*of_images, CHECKSUM)]
     names += [name for name in of_images if table.count_rows(f"{name} IS NOT NULL")]
     if LIST in names:

@@ -24,6 +24,8 @@ class Ranking:
     average_precision: Tensor
     precision: dict[int, Tensor]
     relevant: Tensor
+    average_precision_at_r: Tensor
+    """AP of the first R items, where R is the number of relevant ones."""
 
     @property
     def left_out(self) -> int:
@@ -32,11 +34,17 @@ class Ranking:
 
     def mean(self) -> dict[str, float]:
         """``{"mAP": …, "P@k": …}`` over the queries that have a relevant item."""
+        return self._means({"mAP": self.average_precision, **{f"P@{k}": part for k, part in self.precision.items()}})
+
+    def retrieval(self) -> dict[str, float]:
+        """``{"R@k": …, "MAP@R": …}`` over the same queries; R@k: those with a relevant item among the first k."""
+        recall = {f"R@{k}": (precision > 0).double() for k, precision in self.precision.items()}
+        return self._means({**recall, "MAP@R": self.average_precision_at_r})
+
+    def _means(self, scores: dict[str, Tensor]) -> dict[str, float]:
         judged = self.relevant > 0
         if not bool(judged.any()):
             raise DataError("No query has a relevant item in the gallery; check that both use the same labels.")
-        scores = {"mAP": self.average_precision}
-        scores |= {f"P@{k}": precision for k, precision in self.precision.items()}
         return {name: float(values[judged].mean()) for name, values in scores.items()}
 
 
@@ -87,6 +95,7 @@ def rank_relevant(
         )
 
     average_precision = torch.zeros(len(queries), dtype=torch.float64, device=device)
+    at_r = torch.zeros_like(average_precision)
     precision = {k: torch.zeros_like(average_precision) for k in depths}
     relevant = torch.zeros(len(queries), dtype=torch.int64, device=device)
     once, per_query = work_space(len(gallery), device)
@@ -105,10 +114,10 @@ def rank_relevant(
         else:
             ranks = _ranks_with_lists(distances, items, valid, lists[0][block, None] == lists[1], rest)
         relevant[block] = valid.sum(1)
-        average_precision[block] = _average_precision(ranks, relevant[block])
+        average_precision[block], at_r[block] = _average_precision(ranks, relevant[block])
         for k in depths:
             precision[k][block] = (ranks <= k).sum(1).to(torch.float64) / k
-    return Ranking(average_precision, precision, relevant)
+    return Ranking(average_precision, precision, relevant, at_r)
 
 
 def nearest(queries: Array, gallery: Array, k: int, *, memory: int = DEFAULT_MEMORY) -> Tensor:
@@ -155,9 +164,12 @@ def _ranks_with_lists(distances: Tensor, items: Tensor, valid: Tensor, inside: T
     return ranks
 
 
-def _average_precision(ranks: Tensor, relevant: Tensor) -> Tensor:
+def _average_precision(ranks: Tensor, relevant: Tensor) -> tuple[Tensor, Tensor]:
+    """AP, and AP of the first R items for R relevant ones."""
     # The i-th relevant item, by rank, is met with precision i / rank.
     found = torch.arange(1, ranks.shape[1] + 1, device=ranks.device, dtype=torch.float64)
     ordered = ranks.sort(dim=1).values
     precision = (found / ordered).masked_fill_(ordered == NEVER, 0)
-    return precision.sum(1) / relevant.clamp(min=1)
+    count = relevant.clamp(min=1)
+    at_r = precision.masked_fill(ordered > relevant[:, None], 0)
+    return precision.sum(1) / count, at_r.sum(1) / count

@@ -40,6 +40,42 @@ def precision_at_k(
     return ranking.mean()[f"P@{k}"]
 
 
+def recall_at_k(
+    queries: Array,
+    query_labels: Array,
+    gallery: Array,
+    gallery_labels: Array,
+    *,
+    k: int = 1,
+    self_index: Array | None = None,
+) -> float:
+    """The share of queries with a relevant item among the first k (R@k), over queries that have a relevant item.
+
+    >>> import numpy as np
+    >>> gallery = np.array([[0.0], [1.0], [3.0], [4.5]])
+    >>> recall_at_k(gallery, [0, 1, 0, 1], gallery, [0, 1, 0, 1], k=2, self_index=range(4))
+    1.0
+    """
+    ranking = rank_relevant(queries, query_labels, gallery, gallery_labels, ks=(k,), self_index=self_index)
+    return ranking.retrieval()[f"R@{k}"]
+
+
+def map_at_r(
+    queries: Array,
+    query_labels: Array,
+    gallery: Array,
+    gallery_labels: Array,
+    *,
+    self_index: Array | None = None,
+) -> float:
+    """MAP@R (Musgrave et al., 2020): mean AP of the first R items, where R is the number of a query's relevant items.
+
+    Over queries that have a relevant item.
+    """
+    ranking = rank_relevant(queries, query_labels, gallery, gallery_labels, ks=(), self_index=self_index)
+    return ranking.retrieval()["MAP@R"]
+
+
 def knn_accuracy(
     queries: Array,
     query_labels: Array,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from kedge.model.calibration import Calibration
 from kedge.model.inputs import ImageInput, embed_split
 from kedge.model.model import Model, Prediction, Vectors
 
-__all__ = ["ImageInput", "Model", "Prediction", "Vectors", "embed_split"]
+__all__ = ["Calibration", "ImageInput", "Model", "Prediction", "Vectors", "embed_split"]

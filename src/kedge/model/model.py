@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +15,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kedge.encoders import Encoder
+from kedge.encoders import DEFAULT_ENCODER, Encoder, build_encoder, pretrained_preprocessing
+from kedge.encoders.backbones import TIMM
+from kedge.encoders.transformers import HF
 from kedge.errors import ConfigError, ModelError
 from kedge.images import Preprocessing
 from kedge.losses.posterior import posterior_mean
 from kedge.model import hub
+from kedge.model.calibration import Calibration
 from kedge.model.inference import Inference
 from kedge.model.inputs import ImageInput, pixel_batches, shape_text
-from kedge.model.io import read_description, read_weights, write_folder
+from kedge.model.io import described, read_description, read_weights, write_folder
 from kedge.model.shapes import check_shapes
 
 __all__ = ["Model", "Prediction", "Vectors"]
@@ -61,6 +64,7 @@ class Model:
         loss: the name of the loss it was trained with.
         posterior: whether an embedding is the expected anchor under the classifier (`CAMLoss.embed`).
         normalize: whether embeddings, and with them the anchors, have length 1: distances then rank as cosines do.
+        calibration: how far from every training image, by cosine distance of the features, an image is unknown.
     """
 
     def __init__(
@@ -74,12 +78,14 @@ class Model:
         loss: str = "cam",
         posterior: bool = False,
         normalize: bool = False,
+        calibration: Calibration | None = None,
     ) -> None:
         self.encoder = encoder
         self._inference = Inference()
         self.classes = tuple(classes)
         self.preprocessing = preprocessing
         self.loss = loss
+        self.calibration = calibration
         if not all(isinstance(name, str) for name in self.classes) or len(set(self.classes)) < len(self.classes):
             raise ConfigError("classes must be names that all differ.")
         shape = len(self.classes), encoder.dim
@@ -112,6 +118,11 @@ class Model:
     def width(self) -> int:
         """Size of a feature vector."""
         return self.encoder.width
+
+    @property
+    def has_features(self) -> bool:
+        """Whether features and embeddings are two spaces; without a head, an embedding is the features themselves."""
+        return self.posterior or not isinstance(self.encoder.head, nn.Identity)
 
     @property
     def anchors(self) -> Tensor | None:
@@ -252,15 +263,23 @@ class Model:
         """16 hexadecimal digits that change with the weights, the anchors or the preprocessing."""
         setup: dict[str, Any] = {"encoder": self.encoder.spec, "preprocessing": self.preprocessing.to_json()}
         setup |= {name: True for name in ("posterior", "normalize") if getattr(self, name)}
-        digest = hashlib.sha256(json.dumps(setup, sort_keys=True).encode())
-        for name, tensor in sorted(self._tensors().items()):
-            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            digest.update(tensor.cpu().reshape(-1).view(torch.uint8).numpy().data)
-        return digest.hexdigest()[:16]
+        return _digest(setup, self._tensors())[:16]
+
+    @property
+    def encoder_fingerprint(self) -> str:
+        """64 hexadecimal digits that change whenever features do: with the backbone, its weights or the preprocessing.
+
+        Not with the head and the anchors: models over one frozen backbone share it.
+        """
+        spec = {name: value for name, value in self.encoder.spec.items() if name not in ("dim", "head")}
+        backbone = self.encoder.backbone
+        # Buffers that are not saved count too.
+        tensors = {**dict(backbone.named_parameters()), **dict(backbone.named_buffers())}
+        return _digest({"backbone": spec, "preprocessing": self.preprocessing.to_json()}, tensors)
 
     def save(self, path: str | Path) -> None:
         """Save as a folder, all or nothing; a Kedge model at ``path`` is replaced, anything else is not."""
-        description = {
+        description: dict[str, Any] = {
             "encoder": self.encoder.spec,
             "dim": self.dim,
             "classes": list(self.classes),
@@ -270,7 +289,28 @@ class Model:
             "normalize": self.normalize,
             "fingerprint": self.fingerprint,
         }
+        if self.calibration is not None:
+            description["calibration"] = self.calibration.to_json()
         write_folder(path, description, self._tensors())
+
+    @classmethod
+    def pretrained(cls, name: str = "auto", weights: str | Path = "default") -> Self:
+        """A pretrained encoder as a model without training: an embedding is its features, of length 1.
+
+        ``name`` is ``timm:<model>`` or ``hf:<model>``, whose weights say how images are prepared for them, or ``auto``:
+        EfficientNet-Lite0, whose weights the extra ``pretrained`` brings. ``weights`` as in ``build_encoder``.
+        """
+        name = DEFAULT_ENCODER if name == "auto" else name
+        if not name.startswith((TIMM, HF)):
+            raise ConfigError(f"name must be auto, {TIMM}<model> or {HF}<model>; found {name!r}.")
+        stored = described(weights)
+        preprocessing = (
+            pretrained_preprocessing(name) if stored is None else Preprocessing.from_json(stored["preprocessing"])
+        )
+        encoder = build_encoder(name, head="none", weights=weights, image_size=preprocessing.size)
+        return cls(
+            encoder.eval(), anchors=None, classes=(), preprocessing=preprocessing, loss="none", normalize=True
+        ).to("auto")
 
     @classmethod
     def load(cls, path: str | Path, device: str | torch.device = "auto", engine: str | None = None) -> Self:
@@ -297,6 +337,7 @@ class Model:
                 loss=description["loss"],
                 posterior=bool(description.get("posterior", False)),
                 normalize=bool(description.get("normalize", False)),
+                calibration=Calibration.from_json(description.get("calibration")),
             )
         except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
             reason = " ".join(str(error).split())
@@ -342,6 +383,15 @@ class Model:
         if not bool(torch.isfinite(values).all()):
             raise ConfigError(f"{what} must be finite; found NaN or infinity: the training may have diverged.")
         return values.detach().to(self.device, torch.float32, copy=True).contiguous()
+
+
+def _digest(setup: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of plain values and tensors."""
+    digest = hashlib.sha256(json.dumps(setup, sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _device(device: Any) -> torch.device:

@@ -28,6 +28,7 @@ from kedge.gallery.location import Location
 from kedge.gallery.table import Table
 from kedge.images import Preprocessing
 from kedge.model import Model
+from kedge.model.features import FeatureCache, vectors_of
 from kedge.ray.cluster import connect
 from kedge.ray.journal import Entry, Journal
 from kedge.ray.lance_index import absolute_location
@@ -127,7 +128,7 @@ class _Pipeline:
         context.enable_progress_bars = False
         context.print_on_execution_start = False
         shared = ray.put(copy.deepcopy(self.model).to("cpu"))
-        decoder = Decoder(first_id, self.model.preprocessing, self.gallery.thumbnails, self.columns)
+        decoder = Decoder(first_id, self.model.preprocessing, self.gallery.thumbnails)
         writer = Writer(absolute_location(self.gallery), self.gallery.dim, first_id)
         single: dict[str, Any] = {"batch_size": 1, "batch_format": "numpy"}
         entries = (
@@ -167,7 +168,6 @@ class Decoder:
     first_id: int
     preprocessing: Preprocessing
     thumbnails: int
-    columns: tuple[str, ...]
 
     def __call__(self, rows: Rows) -> Iterator[Rows]:
         """One chunk at a time, so that a large shard needs no more memory than a small one."""
@@ -183,7 +183,7 @@ class Decoder:
             decode_file(item, existing.get(item.path), self.preprocessing, self.thumbnails)  # type: ignore[arg-type]
             for item in items
         ]
-        batch = collate(0, paths, decoded, self.columns)
+        batch = collate(0, paths, decoded)
         metadata = {name: [item.metadata[name] for item in items] for name in items[0].metadata}
         columns = batch.columns(self.first_id + start, paths, [item.label for item in items], metadata)
         replaced = [existing[path].id for path in columns["path"] if path in existing]
@@ -205,7 +205,9 @@ class Embedder:
         """Vectors in the place of pixels."""
         entry, images, columns = unpack(rows)
         if images:
-            columns |= vector_columns(self._model, images, self._columns)
+            # Not Model.vectors: what is decoded would be cropped once more.
+            vectors = vectors_of(self._model, columns["hash"], images, FeatureCache.of(self._model, enabled=False))
+            columns |= vector_columns(vectors, self._columns)
         return pack((entry, columns))
 
 

@@ -22,7 +22,7 @@ from kedge.errors import ConfigError, DataError, KedgeError
 
 __all__ = ["CONFIGS", "KEY_VERSION", "DataFiles", "Job", "dataset_info", "load_dataset", "parse_data_files"]
 
-KEY_VERSION = 3
+KEY_VERSION = 4
 """Raise it when a configuration key is added or renamed and runs stay what they were: result lines with an older
 version are then identified by the job that they describe."""
 CONFIGS = "KEDGE_CONFIGS"

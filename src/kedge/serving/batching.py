@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from kedge.errors import ImageError
+from kedge.images import Preprocessing
 from kedge.model import Model
 from kedge.serving.metrics import Metrics
 
@@ -87,9 +88,10 @@ class Decoders:
         self._slots = asyncio.Semaphore(count)
         self._idle: list[Process] = []
 
-    async def pixels(self, content: bytes, size: int | None) -> np.ndarray:
-        """The centre of an image as uint8, 3 x size x size; without a size, all of it."""
-        answer, pixels = await self._ask({"size": size}, content)
+    async def pixels(self, content: bytes, preprocessing: Preprocessing) -> np.ndarray:
+        """What `preprocessing.to_pixels` makes of an image."""
+        square = preprocessing.size, preprocessing.crop_pct, preprocessing.interpolation
+        answer, pixels = await self._ask({"square": square}, content)
         return np.frombuffer(bytearray(pixels), np.uint8).reshape(answer["shape"])
 
     async def thumbnail(self, path: Path, side: int) -> bytes:

@@ -127,7 +127,7 @@ class Service:
         if model is None:
             sentence = "This gallery holds vectors and no model: search with an item."
             raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, sentence)
-        return await self._upload_decoders.pixels(content, model.preprocessing.size)
+        return await self._upload_decoders.pixels(content, model.preprocessing)
 
     async def embed(self, pixels: np.ndarray) -> np.ndarray:
         """The embedding of an image, in a batch with those of other requests."""

@@ -12,15 +12,20 @@ import torch
 from kedge.config.compose import compose, quoted
 from kedge.console import stderr
 from kedge.datasets.external import is_external, keep_external
-from kedge.encoders import fetch_weights, pretrained_cfg
+from kedge.encoders import DEFAULT_ENCODER, fetch_weights, pretrained_preprocessing
+from kedge.encoders.pretrained import default_encoder_note
 from kedge.encoders.transformers import HF
 from kedge.errors import ConfigError, DataError, WeightsError
+from kedge.images import Preprocessing
 from kedge.model import Model
+from kedge.model.io import described
 from kedge.training.run import start_run
 
 __all__ = ["overrides_for", "train"]
 
 _DEFAULT_SIZE = 224
+_ENCODER_KEYS = {"encoder", "encoder.name", "encoder.weights"}
+"""Who names one of these has chosen an encoder."""
 _DATASET_KEYS = ("dataset.size", "dataset.image", "dataset.label")
 """How an object of the user's is decoded, before there is a run."""
 
@@ -74,8 +79,10 @@ def _dataset_overrides(source: Any, overrides: Sequence[str]) -> list[str]:
         raise ConfigError(f"dataset.size must be a whole number of pixels, found {size!r}.")
     rest = [override for override in overrides if _by_key([override]).keys().isdisjoint(_DATASET_KEYS)]
     chosen = _choose(["dataset=stored", "dataset.path=later"], rest)
-    most = int(chosen.pop("dataset.size", _DEFAULT_SIZE))
-    path = keep_external(source, size=None if size is None else int(size), most=most, image=image, label=label)
+    options: dict[str, Any] = {"most": int(chosen.pop("dataset.size", _DEFAULT_SIZE))}
+    options["crop_pct"] = float(chosen.pop("dataset.crop_pct", 1.0))
+    options["interpolation"] = chosen.pop("dataset.interpolation", "bilinear")
+    path = keep_external(source, size=None if size is None else int(size), image=image, label=label, **options)
     return ["dataset=stored", f"dataset.path={quoted(path)}", *_joined(chosen), *rest]
 
 
@@ -85,11 +92,17 @@ def _choose(dataset: Sequence[str], overrides: Sequence[str]) -> dict[str, str]:
     if named.keys() & {"recipe", "experiment"} or any(override.startswith("-") for override in overrides):
         return {}
     weights = named.get("encoder.weights")
-    name = str(compose([*dataset, *overrides]).encoder.name)
     chosen = {"recipe": "head"}
+    if named.keys().isdisjoint(_ENCODER_KEYS):
+        name = DEFAULT_ENCODER
+        chosen |= {"encoder": "timm", "encoder.name": name}
+    else:
+        name = str(compose([*dataset, *overrides]).encoder.name)
     if weights is None:
         try:
             fetch_weights(name)
+            if "encoder.name" in chosen:
+                stderr().print(default_encoder_note("encoder=timm encoder.name=timm:MODEL"))
             chosen["encoder.weights"] = "default"
         except WeightsError as error:
             if name.startswith(HF):  # without its folder not even the architecture is known
@@ -97,15 +110,25 @@ def _choose(dataset: Sequence[str], overrides: Sequence[str]) -> dict[str, str]:
             stderr().print(f"{error} Training from scratch.")
             weights = "null"
     if weights != "null":
-        # Images of the size that the weights were trained with, where they say so.
-        size = pretrained_cfg(name).get("input_size", (3, _DEFAULT_SIZE, _DEFAULT_SIZE))[-1]
-        if size != _DEFAULT_SIZE:
-            chosen |= {"dataset.size": str(size), "recipe.size": str(size)}
+        # Images as the weights were trained with, where they say so.
+        preprocessing = _stored_preprocessing(weights) or pretrained_preprocessing(name)
+        if preprocessing.size not in (None, _DEFAULT_SIZE):
+            chosen |= {"dataset.size": str(preprocessing.size), "recipe.size": str(preprocessing.size)}
+        if preprocessing.crop_pct != 1:
+            chosen["dataset.crop_pct"] = str(preprocessing.crop_pct)
+        if preprocessing.interpolation != "bilinear":
+            chosen["dataset.interpolation"] = preprocessing.interpolation
     else:
         chosen = {} if torch.cuda.is_available() else {"encoder": "resnet10", "dataset.size": "128"}
         chosen |= {"encoder.weights": "null", "recipe": "kedge"}
         chosen |= {"recipe.batch_size": "64", "recipe.optimizer.lr": "0.1"}
     return {key: value for key, value in chosen.items() if key not in named}
+
+
+def _stored_preprocessing(weights: str | None) -> Preprocessing | None:
+    """The preprocessing of weights that are a model or a run of one's own."""
+    model = None if weights is None else described(weights)
+    return None if model is None else Preprocessing.from_json(model["preprocessing"])
 
 
 def _by_key(overrides: Sequence[str]) -> dict[str, str]:

@@ -110,6 +110,7 @@ class Split:
     """Which training images are trained on."""
 
     holdout: Share = 0.1
+    unseen: Share = 0.0
     shots: Count | None = None
     seed: Index = 0
     validate_every: Count | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,11 +19,21 @@ from kedge.distributed import all_gather_rows, broadcast_object, is_rank_zero, s
 from kedge.encoders import Encoder
 from kedge.images import Preprocessing
 from kedge.io import atomic_write
-from kedge.model import embed_split
+from kedge.model import Model
+from kedge.model.features import split_features
 from kedge.training.parallel import SINGLE_PROCESS, Layout
 from kedge.training.rng import derive_seed
 
-__all__ = ["Batch", "DeviceDataset", "Examples", "TrainingData", "cached_features", "class_means", "fits_on"]
+__all__ = [
+    "Batch",
+    "DeviceDataset",
+    "Examples",
+    "TrainingData",
+    "cached_features",
+    "class_means",
+    "feature_model",
+    "fits_on",
+]
 
 Batch = tuple[Tensor, Tensor]
 
@@ -179,32 +189,32 @@ def cached_features(
 ) -> DeviceDataset:
     """Outputs of a frozen encoder, as the head will see them: read from `path` if they are there, or computed.
 
-    Several processes compute a share each; rank 0 writes.
+    Several processes compute a share each; rank 0 writes. Features of files are not written: the cache has them.
     """
     if broadcast_object(path.exists()):
         values = load_file(path)["features"]
     else:
-        encoder.to(device).eval()
-
-        def embed(pixels: Tensor) -> Tensor:
-            return encoder.features(preprocessing.to_input(pixels.to(device)), flip_tta=preprocessing.flip_tta)
-
+        model = feature_model(encoder, preprocessing, device)
         share = shard_range(len(images), whole=_EMBED_BATCH)
         own = images if world_size() == 1 else images.subset(np.arange(share.start, share.stop))
         # Out of inference mode: features are trained on.
-        values = all_gather_rows(embed_split(embed, own, batch_size=_EMBED_BATCH)).cpu().clone()
+        features = split_features(model, own, batch_size=_EMBED_BATCH).to(device)
+        values = all_gather_rows(features).cpu().clone()
         encoder.train()  # as it is in a run that finds its features
-        if is_rank_zero():
+        if is_rank_zero() and images.files is None:
             path.parent.mkdir(exist_ok=True)
             with atomic_write(path) as stream:
                 stream.write(save({"features": values}))
     return DeviceDataset(values, torch.from_numpy(images.labels))
 
 
-def class_means(embed: Callable[[Tensor], Tensor], images: ImageSplit, classes: int) -> Tensor:
+def feature_model(encoder: Encoder, preprocessing: Preprocessing, device: torch.device) -> Model:
+    """A frozen encoder as a model that computes features."""
+    return Model(encoder.to(device).eval(), anchors=None, classes=(), preprocessing=preprocessing)
+
+
+def class_means(embeddings: Tensor, labels: np.ndarray, classes: int) -> Tensor:
     """The mean embedding of each class, classes × dim; zero for a class without images."""
-    title = "images for the class means"
-    embeddings = embed_split(embed, images, batch_size=_EMBED_BATCH, title=title).cpu()
-    labels = torch.from_numpy(images.labels)
-    sums = torch.zeros(classes, embeddings.shape[1]).index_add_(0, labels, embeddings)
-    return sums / torch.bincount(labels, minlength=classes).clamp(min=1)[:, None]
+    rows = torch.from_numpy(labels)
+    sums = torch.zeros(classes, embeddings.shape[1]).index_add_(0, rows, embeddings.cpu())
+    return sums / torch.bincount(rows, minlength=classes).clamp(min=1)[:, None]

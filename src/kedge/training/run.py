@@ -20,17 +20,27 @@ from torch import Tensor, nn
 
 from kedge.config.compose import CONFIG, DATASET, build, build_dataset, build_loss, load_config, loss_heads, rename_keys
 from kedge.console import stderr
-from kedge.datasets import Dataset, train_val_split
+from kedge.datasets import Dataset, leave_classes_out, train_val_split
 from kedge.distributed import broadcast_object, init_process_group, is_rank_zero, is_torchrun, rank_zero_first
 from kedge.encoders import Encoder, pretrained_cfg
 from kedge.errors import ConfigError, DataError
 from kedge.images import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from kedge.losses import RetrievalLoss
-from kedge.model import Model
+from kedge.model import Model, embed_split
+from kedge.model.features import file_features
 from kedge.model.io import described
 from kedge.training.checkpoint import BEST, KEPT, LAST, wrap_os_errors
 from kedge.training.config import Settings
-from kedge.training.data import DeviceDataset, Examples, TrainingData, cached_features, class_means, fits_on
+from kedge.training.data import (
+    DeviceDataset,
+    Examples,
+    TrainingData,
+    cached_features,
+    class_means,
+    feature_model,
+    fits_on,
+)
+from kedge.training.gain import calibrate, measure_gain
 from kedge.training.loggers import check_loggers, open_loggers
 from kedge.training.loop import TrainingLoop
 from kedge.training.parallel import SINGLE_PROCESS, Accelerator, Layout, device_of, launch, layout_of, precision_on
@@ -104,7 +114,7 @@ def run_here(config: DictConfig, folder: Path, layout: Layout, *, resume: bool) 
         if not resume and is_rank_zero():
             # Only now: what cannot be started leaves no folder behind.
             folder.mkdir(parents=True, exist_ok=True)
-            dataset = {"name": run.dataset.name, "fingerprint": run.dataset.fingerprint()}
+            dataset = {"name": run.dataset.name, "fingerprint": run.whole_dataset.fingerprint()}
             (folder / DATASET).write_text(json.dumps(dataset) + "\n")
             OmegaConf.save(config, folder / CONFIG, resolve=True)
         return folder, run.train(resume=resume)
@@ -120,6 +130,7 @@ class _Run:
 
     def __init__(self, config: DictConfig, folder: Path, layout: Layout, *, resume: bool) -> None:
         self.config, self.folder, self.layout = config, folder, layout
+        self._known_features: dict[str, DeviceDataset] = {}
         self.settings = Settings.from_config(config)
         self.recipe, split = self.settings.recipe, self.settings.split
         self.device = device_of(self.settings.trainer.accelerator)
@@ -128,20 +139,22 @@ class _Run:
         random.seed(self.settings.seed)
         np.random.seed(self.settings.seed)
         torch.manual_seed(self.settings.seed)
+        # Files go straight through a frozen encoder; several processes share them out, and must know them before.
+        scan = self._scan if self.recipe.freeze and self.layout.processes == 1 else None
         # Warnings of its loader are for rank 0 to print.
         with contextlib.nullcontext() if is_rank_zero() else contextlib.redirect_stderr(None):
-            self.dataset: Dataset = build_dataset(config.dataset)
+            self.whole_dataset: Dataset = build_dataset(config.dataset, scan)
+        self.dataset = leave_classes_out(self.whole_dataset, split.unseen, split.seed)
         self.images, self.held_out = train_val_split(self.dataset.train, split.holdout, split.shots, split.seed)
-        input_size = self._pretrained.get("input_size") if self.recipe.freeze else None
-        size = self.recipe.size or (input_size[-1] if input_size else min(self.dataset.train.size))
-        self.encoder, self.loss = self._network(size)
-        self.preprocessing = self._preprocessing(size)
+        decoding = self.dataset.crop_pct, self.dataset.interpolation
+        self._prepare_encoder(min(self.dataset.train.size), self.dataset.flip, *decoding)
+        self.loss = self._loss()
         # Convolutions on a GPU are faster with channels last.
         self.memory_format = torch.channels_last if self.device.type == "cuda" else torch.contiguous_format
         self.encoder.to(memory_format=self.memory_format)
         if resume:
             started = json.loads((folder / DATASET).read_text())
-            if self.dataset.fingerprint() != started["fingerprint"]:
+            if not self.whole_dataset.matches(started["fingerprint"]):
                 raise DataError(f"{started['name']} has changed since {folder} was started: train anew.")
 
     def train(self, *, resume: bool = False) -> Model:
@@ -171,30 +184,65 @@ class _Run:
         loop.fit()
         with rank_zero_first():
             if is_rank_zero():
-                model = self.make_model(self.folder / BEST, step)
+                model = self.make_model(self.folder / BEST, step).to(self.device)
+                if self.recipe.freeze and self.held_out is not None:
+                    train, held_out = self._features("train"), self._features("held_out")
+                    model.calibration = calibrate(train.values, held_out.values)
+                    gain = measure_gain(model, train, held_out)
+                    gain.save(self.folder / "gain.json")
+                    stderr().print(str(gain))
                 model.save(self.folder / "model")
                 if self.layout.processes == 1:
-                    return model.to(self.device)
+                    return model
             # Not the model in memory, whose batch normalisation may be synchronised.
             return Model.load(self.folder / "model").to(self.device)
 
-    def _network(self, size: int) -> tuple[Encoder, RetrievalLoss]:
-        # The loss says which heads suit it, and the encoder's dimension is needed to build the loss.
-        heads = loss_heads(self.config.loss)
+    def _scan(self, files: Sequence[str]) -> dict[int, str]:
+        """Compute the features of a folder's files; those that cannot be read, and why."""
+        dataset = self.config.dataset
+        decoding = dataset.get("crop_pct", 1.0), dataset.get("interpolation", "bilinear")
+        self._prepare_encoder(dataset.get("size", 224), True, *decoding)
+        model = feature_model(self.encoder, self.preprocessing, self.device)
+        _, unreadable = file_features(model, files)
+        self.encoder.train()
+        return unreadable
+
+    def _prepare_encoder(self, image_size: int, flip: bool, crop_pct: float, interpolation: str) -> None:
+        """Encoder and preprocessing, once: features may be needed before the dataset is known."""
+        if hasattr(self, "encoder"):
+            return
+        input_size = self._pretrained.get("input_size") if self.recipe.freeze else None
+        size = self.recipe.size or (input_size[-1] if input_size else image_size)
+        self.encoder = self._encoder(size)
+        # Cropped as the images that are trained on are when they are decoded.
+        self.preprocessing = replace(self._preprocessing(size, flip), crop_pct=crop_pct, interpolation=interpolation)
+
+    @cached_property
+    def _heads(self) -> tuple[str, ...]:
+        """The encoder heads that suit the loss."""
+        return loss_heads(self.config.loss)
+
+    def _encoder(self, size: int) -> Encoder:
         head = self.config.encoder.head
         if head == "auto":
             # The outputs of a frozen encoder have whatever scale it was left with.
-            head = "batchnorm" if self.recipe.freeze and "batchnorm" in heads else heads[0]
+            head = "batchnorm" if self.recipe.freeze and "batchnorm" in self._heads else self._heads[0]
         encoder: Encoder = build(self.config.encoder, head=head, image_size=size)
-        loss: RetrievalLoss = build_loss(self.config.loss, num_classes=len(self.dataset.classes), dim=encoder.dim)
-        if encoder.head_kind not in heads:
-            raise ConfigError(f"encoder.head={head} does not suit the loss {loss.name}: use {' or '.join(heads)}.")
+        return encoder.freeze() if self.recipe.freeze else encoder
+
+    def _loss(self) -> RetrievalLoss:
+        # The encoder's dimension is needed to build it.
+        loss: RetrievalLoss = build_loss(self.config.loss, num_classes=len(self.dataset.classes), dim=self.encoder.dim)
+        if (head := self.encoder.head_kind) not in self._heads:
+            raise ConfigError(
+                f"encoder.head={head} does not suit the loss {loss.name}: use {' or '.join(self._heads)}."
+            )
         if self.layout.accumulate > 1 and loss.uses_other_samples:
             raise ConfigError(
                 f"The loss {loss.name} compares the images of a batch and would miss pairs of them: "
                 "use trainer.accumulate=1."
             )
-        return (encoder.freeze() if self.recipe.freeze else encoder), loss
+        return loss
 
     @cached_property
     def _pretrained(self) -> dict[str, Any]:
@@ -202,9 +250,9 @@ class _Run:
         name, weights = self.config.encoder.name, self.config.encoder.weights
         return pretrained_cfg(name) if weights and described(weights) is None else {}
 
-    def _preprocessing(self, size: int) -> Preprocessing:
+    def _preprocessing(self, size: int, flip: bool) -> Preprocessing:
         # Flip TTA only for what was trained with flips, as a frozen encoder was elsewhere.
-        flip_tta = self.recipe.flip_tta and self.dataset.flip and (self.recipe.freeze or self.recipe.augmentation.flip)
+        flip_tta = self.recipe.flip_tta and flip and (self.recipe.freeze or self.recipe.augmentation.flip)
         weights = self.config.encoder.weights
         model = described(weights) if weights else None
         if model is not None:
@@ -245,10 +293,7 @@ class _Run:
         if self.held_out is not None:
             splits["held_out"] = self.held_out
         if self.recipe.freeze:
-            for name, images in (("train", self.images), ("held_out", self.held_out)):
-                if images is not None:
-                    path = self.folder / f"features/{name}.safetensors"
-                    splits[name] = cached_features(path, images, self.encoder, self.preprocessing, self.device)
+            splits = {name: self._features(name) for name in splits}
         mode = self.settings.trainer.data
         # On a CPU, a loader reads from the same memory.
         if mode != "auto" or self.device.type != "cpu":
@@ -268,6 +313,16 @@ class _Run:
             for_gpu=self.device.type == "cuda",
             layout=self.layout,
         )
+
+    def _features(self, name: str) -> DeviceDataset:
+        """Features of the images that are trained on (`train`) or held out (`held_out`), of a frozen encoder."""
+        images = self.images if name == "train" else self.held_out
+        if name not in self._known_features:
+            assert images is not None
+            path = self.folder / f"features/{name}.safetensors"
+            features = cached_features(path, images, self.encoder, self.preprocessing, self.device)
+            self._known_features[name] = features
+        return self._known_features[name]
 
     def _compile(self, step: Step, accelerator: Accelerator, data: TrainingData) -> None:
         mode: str = self.settings.trainer.compile
@@ -310,6 +365,11 @@ class _Run:
         )
         anchors = getattr(self.loss, "anchors", None)
         if not isinstance(anchors, Tensor):
-            embed = make(anchors=None).to(self.device).embed_pixels
-            anchors = class_means(embed, self.images, len(self.dataset.classes))
+            model = make(anchors=None).to(self.device)
+            if self.recipe.freeze:
+                embeddings = model.embed_features(self._features("train").values)
+            else:
+                title = "images for the class means"
+                embeddings = embed_split(model.embed_pixels, self.images, batch_size=64, title=title)
+            anchors = class_means(embeddings, self.images.labels, len(self.dataset.classes))
         return make(anchors=anchors)

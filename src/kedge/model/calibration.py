@@ -1,0 +1,64 @@
+"""From which distance on an image is unknown: a threshold calibrated on held-out images."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from kedge.errors import ConfigError
+
+__all__ = ["Calibration"]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Images farther than `threshold` from the nearest one that is known are unknown.
+
+    A gallery's threshold is the Euclidean distance of an embedding to its nearest anchor; a model's is the cosine
+    distance (1 - cosine) of an image's features to those of the nearest training image.
+    """
+
+    threshold: float
+    accept: float
+    """The share of images like the held-out ones that count as known."""
+    items: int
+    """Held-out images that it was calibrated on."""
+    cosine: float | None = None
+    """In a gallery with features, queries whose nearest item of a trained class has a smaller cosine are unknown."""
+
+    @classmethod
+    def from_distances(cls, distances: np.ndarray, accept: float) -> Calibration:
+        """The smallest threshold that accepts a share `accept` of items like these, which were not trained on.
+
+        The rank is raised by one item (split conformal prediction), so that the share holds for items to come and
+        not only for the ones at hand.
+        """
+        if not 0 < accept < 1:
+            raise ConfigError(f"accept must lie between 0 and 1, found {accept}.")
+        count = len(distances)
+        rank = math.ceil((count + 1) * accept)
+        if rank > count:
+            needed = math.ceil(accept / (1 - accept))
+            raise ConfigError(f"To accept {accept:g} of the items, at least {needed} are needed, found {count}.")
+        return cls(float(np.sort(distances)[rank - 1]), accept, count)
+
+    def with_cosines(self, cosines: np.ndarray) -> Calibration:
+        """The same with the largest cosine that accepts that share of items with these."""
+        return replace(self, cosine=-self.from_distances(-cosines, self.accept).threshold)
+
+    def to_json(self) -> dict[str, float]:
+        """Its values; without a cosine, those that earlier releases read."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    @classmethod
+    def from_json(cls, values: Any) -> Calibration | None:
+        """The calibration that `to_json` made plain; None where there is none."""
+        if values is None:
+            return None
+        calibration = cls(float(values["threshold"]), float(values["accept"]), int(values["items"]))
+        if not math.isfinite(calibration.threshold):
+            raise ValueError(f"the calibration's threshold is {calibration.threshold}")
+        return calibration

@@ -1,0 +1,77 @@
+"""What training gained over raw features, and when an image is unknown: both measured on held-out images."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from kedge.errors import ConfigError
+from kedge.io import atomic_write
+from kedge.metrics import nearest, rank_relevant
+from kedge.model import Calibration, Model
+from kedge.training.data import DeviceDataset
+
+__all__ = ["Gain", "calibrate", "measure_gain"]
+
+_QUERIES = 2000
+"""Held-out images that the gain is measured on, spread evenly where there are more."""
+_ACCEPT = 0.95
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Held-out images searched among the training images by brute force: by embedding, and by raw features (cosine)."""
+
+    queries: int
+    gallery: int
+    embeddings: dict[str, float]
+    """mAP, and 1-NN: the share of queries whose first hit is right."""
+    features: dict[str, float]
+
+    def __str__(self) -> str:
+        own, raw = (
+            {name: f"{score:.3f}".removeprefix("0") for name, score in scores.items()}
+            for scores in (self.embeddings, self.features)
+        )
+        text = f"On {self.queries:,} held-out images: mAP {own['mAP']} (raw features {raw['mAP']}), "
+        text += f"first hit right {own['1-NN']} ({raw['1-NN']})."
+        if self.embeddings["mAP"] < self.features["mAP"]:
+            text += " Training lost: search by the raw features (rank=looks), or check the labels and add images."
+        return text
+
+    def save(self, path: Path) -> None:
+        """Write it as JSON, all or nothing."""
+        with atomic_write(path) as stream:
+            stream.write((json.dumps(asdict(self), indent=2) + "\n").encode())
+
+
+def measure_gain(model: Model, train: DeviceDataset, held_out: DeviceDataset) -> Gain:
+    """The gain of a model over the features it was trained on."""
+    count = min(_QUERIES, len(held_out))
+    queries, labels = held_out.__getitems__(torch.arange(count) * len(held_out) // count)
+
+    def scores(queries: Tensor, gallery: Tensor) -> dict[str, float]:
+        ranking = rank_relevant(queries, labels, gallery, train.labels, ks=(1,))
+        return {"mAP": ranking.mean()["mAP"], "1-NN": float(ranking.precision[1].mean())}
+
+    embeddings = scores(model.embed_features(queries), model.embed_features(train.values))
+    features = scores(normalize(queries, dim=1), normalize(train.values, dim=1))
+    return Gain(count, len(train), embeddings, features)
+
+
+def calibrate(train: Tensor, held_out: Tensor) -> Calibration | None:
+    """The cosine distance to the nearest training image, by features, within which an image is known.
+
+    None where too few images are held out.
+    """
+    queries, gallery = normalize(held_out, dim=1), normalize(train, dim=1)
+    distances = 1 - (queries * gallery[nearest(queries, gallery, 1)[:, 0]]).sum(1)
+    with suppress(ConfigError):
+        return Calibration.from_distances(distances.cpu().numpy(), _ACCEPT)
+    return None
