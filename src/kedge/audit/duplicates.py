@@ -16,7 +16,7 @@ from kedge.audit.labels import robust_spread
 from kedge.audit.neighbours import Neighbours, find_neighbours
 from kedge.audit.report import Finding, Kind
 
-__all__ = ["COUNT", "find_copies", "find_leaks", "find_near", "share_limit"]
+__all__ = ["COUNT", "find_copies", "find_leaks", "find_near"]
 
 COUNT = 16
 """Neighbours of an item that may be its copies."""
@@ -25,9 +25,9 @@ _SCALE = 5
 _SAME_BITS, _NEAR_BITS, _NEAR_SHARE = 3, 12, 0.6
 """Images are near duplicates that differ in at most `_SAME_BITS`, or in `_NEAR_BITS` if their share is small.
 
-Chosen on copies of 120 photos (Flowers, Pets, CUB: sizes × 0.3 to 2, JPEG qualities 30 to 95, crops by up to 10 pixels)
-beside 1,920 others, with EfficientNet-Lite0: resized and recompressed copies differ in at most 2 bits whatever their share,
-cropped ones in up to 10 at shares up to 0.52; neighbours that are no copies in at least 14, at shares above 0.7.
+Chosen on copies of 120 photos of Flowers, Pets and CUB (sizes × 0.3 to 2, JPEG qualities 30 to 95, crops by up to 10
+pixels) beside 1,920 others, with EfficientNet-Lite0. Resized and recompressed copies differ in at most 2 bits, whatever
+their share; cropped ones in up to 10, at shares up to 0.52; neighbours that are no copies in at least 14, above 0.7.
 """
 _DEVIATIONS = 3.0
 """Of a pair without hashes the share must lie so many robust deviations below the median (both of logarithms)."""

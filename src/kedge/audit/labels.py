@@ -1,10 +1,9 @@
 """Labels that look wrong, and items that look like no other.
 
-Each item gets the probabilities of all labels from a ridge classifier on the vectors, fitted to the labels of all *other*
-items: leave-one-out, in closed form. A label is then wrong with a probability that follows from a mixture: with a share
-ε of labels wrong, and these drawn from all others alike, an item x of the label y is wrong with odds
-ε (1 − p(y|x)) / (C − 1) to (1 − ε) p(y|x). The temperature of the probabilities and ε are fitted by maximum likelihood,
-so that what is hard to tell does not count as wrong.
+Each item gets the probabilities of all labels from a ridge classifier on the vectors, fitted to the labels of all
+*other* items: leave-one-out, in closed form. In a share ε of the items another label was drawn, all alike: so an item x
+of label y, of C, is wrong with the odds ε (1 − p(y|x)) / (C − 1) to (1 − ε) p(y|x). ε and the temperature of p are
+fitted by maximum likelihood, so that what is hard to tell does not count as wrong.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class Audit:
         return json.dumps({"gallery": self.gallery, "items": self.items, **counts, "findings": findings}, indent=2)
 
     def to_csv(self, path: str | Path, rows: int | None = None) -> None:
-        """Write the findings, or the first `rows`, for `apply_fixes`: say yes in the column `accept` of those to fix."""
+        """Write the findings, or the first `rows`, as CSV; `apply_fixes` fixes those that say yes under `accept`."""
         try:
             with Path(path).open("w", encoding="utf-8", newline="") as file:
                 writer = csv.DictWriter(file, CSV_COLUMNS, extrasaction="ignore")
