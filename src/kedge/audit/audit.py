@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from kedge.audit.duplicates import find_copies, find_leaks, find_near, near_limit, neighbours
+from kedge.audit.duplicates import COUNT, find_copies, find_leaks, find_near
 from kedge.audit.items import Items
-from kedge.audit.labels import find_outliers, find_wrong_labels, measure
-from kedge.audit.report import KINDS, Audit
+from kedge.audit.labels import find_outliers, find_wrong_labels, typical_images
+from kedge.audit.neighbours import find_neighbours
+from kedge.audit.report import KINDS, Audit, Finding
 from kedge.errors import ConfigError
 from kedge.gallery import Gallery
 
@@ -15,27 +16,27 @@ __all__ = ["audit"]
 def audit(gallery: Gallery, *, against: Gallery | None = None) -> Audit:
     """Likely wrong labels, exact and near duplicates, outliers and, with `against`, leaks.
 
-    A label is likely wrong where the anchor of another one is nearer. A leak is an item of `against`, such as the
-    test images, that is in `gallery` too. Everything is in one list, the surest first. Memory holds a few numbers
-    per item, the vectors of one anchor's items at a time, and the distances of one block of items to the anchors.
+    By looks: the features of all items or, in a gallery that keeps none, their embeddings. A leak is an item of
+    `against`, such as the test images, that is in `gallery` too. Everything is in one list, the surest first. Memory
+    holds a few numbers per item and the vectors of some thousand of them at a time.
     """
+    galleries = [gallery] if against is None else [gallery, against]
     if against is not None:
         _check_comparable(gallery, against)
-    items = Items(gallery)
+    looks = all(each.features and len(each.verified_snapshot(looks=True)) == len(each) for each in galleries)
+    items = Items(gallery, looks=looks)
     if len(items) == 0:
         raise ConfigError(f"{gallery.location} is empty: add images before an audit.")
-    measured = measure(items)
+    findings: list[Finding]
     findings, unique = find_copies(items)
-    near = neighbours(items, measured.cells, unique)
-    limit = near_limit(near)
-    if limit is not None:
-        findings += find_near(items, near, limit)
+    near = find_neighbours(items, unique, items, unique, COUNT)
+    findings += find_near(items, near)
     if against is not None:
-        findings += find_leaks(items, measured.cells, unique, near, limit, Items(against))
-    findings += find_wrong_labels(items, measured)
-    findings += find_outliers(items, measured)
+        findings += find_leaks(items, unique, near, Items(against, looks=looks))
+    findings += find_wrong_labels(items, unique, near)
+    findings += find_outliers(items, unique, near)
     findings.sort(key=lambda finding: (-finding.score, KINDS.index(finding.kind), finding.id, finding.other_id or 0))
-    return Audit(str(gallery.location), len(items), findings, limit)
+    return Audit(str(gallery.location), len(items), findings, typical_images(items, unique, findings))
 
 
 def _check_comparable(gallery: Gallery, against: Gallery) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,48 +13,63 @@ from kedge.audit.report import Finding, Kind
 from kedge.gallery import Gallery
 from kedge.gallery.snapshot import Items as GalleryItems
 
-__all__ = ["MAX_DISTANCES", "Items"]
+__all__ = ["Items"]
 
-MAX_DISTANCES = 2**21
-"""Distances that are held at once, whatever the number of anchors or items."""
-_MAX_BLOCK = 4096
+_MAX_NUMBERS = 1 << 22
+"""That are held at once beside the vectors."""
 
 
 class Items(GalleryItems):
-    """Rows 0 … n − 1 are what the gallery holds now; a few numbers for each are in memory, its vector is not."""
+    """Rows 0 … n − 1 are what the gallery holds now; a few numbers for each are in memory, its vector is not.
 
-    def __init__(self, gallery: Gallery) -> None:
-        super().__init__(gallery.verified_snapshot(), by_id=False)
+    Vectors are the embeddings or, with `looks`, the features.
+    """
+
+    def __init__(self, gallery: Gallery, *, looks: bool) -> None:
+        super().__init__(gallery.verified_snapshot(looks=looks), by_id=False)
         self._gallery = gallery
         self.anchors = self.snapshot.anchors
-        numbers = {name: number for number, name in enumerate(self.anchors.names) if name is not None}
-        # One more at the end, for the items without a label.
-        anchor_of = np.array([*(numbers.get(name, -1) for name in self.label_names), -1])
-        self.classes = anchor_of[self.labels]
-        """The anchor of each label; -1 for an item without one."""
 
-    def blocks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """All rows with their embeddings, so many at a time that their distances to all anchors fit in memory."""
-        size = min(_MAX_BLOCK, max(1, MAX_DISTANCES // len(self.anchors)))
-        for start in range(0, len(self), size):
-            rows = np.arange(start, min(start + size, len(self)))
-            yield rows, self.vectors(rows)
+    def blocks(self, rows: np.ndarray, numbers: int = 1024) -> Iterator[tuple[slice, np.ndarray]]:
+        """The vectors of some rows, so many at a time that as many times `numbers` fit in memory."""
+        size = max(1, _MAX_NUMBERS // numbers)
+        for start in range(0, len(rows), size):
+            part = slice(start, start + size)
+            yield part, self.vectors(rows[part])
 
+    @cached_property
     def contents(self) -> np.ndarray:
         """16 bytes per item that are the same for the same content: of its hash or, without one, of its vector."""
-        keys = np.empty((len(self), 2), np.uint64)
-        for rows, vectors in self.blocks():
+        keys, hashed = np.empty((len(self), 2), np.uint64), np.zeros(len(self), bool)
+        for rows, digests in self._column("hash"):
+            keys[rows] = [_digest(digest.encode()) for digest in digests]
+            hashed[rows] = True
+        others = np.flatnonzero(~hashed)
+        for part, vectors in self.blocks(others):
             vectors += 0.0  # -0 is 0
-            keys[rows] = [_digest(vector.tobytes()) for vector in vectors]
-        order = np.argsort(self.ids)
-        for batch in self._gallery.batches(["id", "hash"]):
-            ids = np.asarray(batch.column("id"))
-            positions = np.searchsorted(self.ids, ids, sorter=order)
-            for id, position, digest in zip(ids, positions, batch.column("hash").to_pylist(), strict=True):
-                # The table may hold newer items than this version.
-                if digest is not None and position < len(order) and self.ids[order[position]] == id:
-                    keys[order[position]] = _digest(digest.encode())
+            keys[others[part]] = [_digest(vector.tobytes()) for vector in vectors]
         return keys
+
+    @cached_property
+    def perceptual_hashes(self) -> np.ndarray:
+        """63 bits per image; -1 where the gallery has none, and for an image of one colour."""
+        hashes = np.full(len(self), -1, np.int64)
+        for rows, values in self._column("phash"):
+            hashes[rows] = values
+        return np.where(hashes == 0, -1, hashes)
+
+    def _column(self, name: str) -> Iterator[tuple[np.ndarray, list[Any]]]:
+        """Values of a column with their rows, where there are any."""
+        if name not in self._gallery.columns:
+            return
+        order = np.argsort(self.ids)
+        for batch in self._gallery.batches(["id", name]):
+            batch = batch.filter(batch.column(name).is_valid())
+            ids = np.asarray(batch.column("id"))
+            rows = order[np.searchsorted(self.ids, ids, sorter=order).clip(max=len(order) - 1)]
+            there = self.ids[rows] == ids  # the table may hold newer items than this version
+            if there.any():
+                yield rows[there], batch.filter(there).column(name).to_pylist()
 
     def finding(self, kind: Kind, row: int, score: float, distance: float, **others: Any) -> Finding:
         """Something about the item in a row."""

@@ -1,11 +1,12 @@
-"""The findings of an audit: values, a table, JSON, and an HTML page that needs nothing else."""
+"""The findings of an audit: values, a table, JSON and CSV."""
 
 from __future__ import annotations
 
+import csv
 import json
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -13,13 +14,12 @@ from rich.table import Table
 from rich.text import Text
 
 from kedge.errors import ConfigError
-from kedge.gallery.html import frame, text, thumbnail, write_page
 
-__all__ = ["KINDS", "Audit", "Finding", "Kind", "audit_page"]
+__all__ = ["CSV_COLUMNS", "KINDS", "Audit", "Finding", "Kind"]
 
 Kind = Literal["leak", "duplicate", "near duplicate", "wrong label", "outlier"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-_SIDE = 160
+CSV_COLUMNS = ("accept", "kind", "score", "id", "label", "suggestion", "path", "other_id", "other_path")
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,19 @@ class Finding:
     path: str | None
     label: str | None
     score: float
-    """From 0 to 1, the surest first; comparable between kinds."""
+    """From 0 to 1, the surest first; comparable between kinds. Of a wrong label, the probability that it is wrong."""
     distance: float
-    """To the other item (duplicates and leaks), or to the anchor of its own label."""
+    """To the other item (duplicates and leaks), or to its nearest neighbour."""
     suggestion: str | None = None
     """The label it should rather have; of a duplicate, that of the other item where the two differ."""
     other_id: int | None = None
     """The item it repeats; of a leak, the item in the other gallery."""
     other_path: str | None = None
+
+    @property
+    def likely(self) -> bool:
+        """Whether it is more likely right than not; the others are worth a look."""
+        return self.score >= 0.5
 
 
 @dataclass(frozen=True)
@@ -48,8 +53,8 @@ class Audit:
     gallery: str
     items: int
     findings: Sequence[Finding]
-    limit: float | None
-    """A near duplicate is nearer than this share of the distance to the fifth neighbour; None if none could be told."""
+    typical: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """The paths of typical images of each label that a wrong label names: those nearest to the mean of the label."""
 
     def __len__(self) -> int:
         return len(self.findings)
@@ -60,21 +65,32 @@ class Audit:
             raise ConfigError(f"kind must be one of {', '.join(KINDS)}, found {unknown[0]!r}.")
         return [finding for finding in self.findings if finding.kind in kinds]
 
-    def counts(self) -> dict[Kind, int]:
-        """How many of each kind."""
-        counts = Counter(finding.kind for finding in self.findings)
+    def counts(self, *, likely: bool = True) -> dict[Kind, int]:
+        """How many of each kind are likely right or, with `likely` false, only worth a look."""
+        counts = Counter(finding.kind for finding in self.findings if finding.likely == likely)
         return {kind: counts[kind] for kind in KINDS}
 
     def summary(self) -> str:
-        """One line."""
-        parts = [f"{count:,} {kind}{'' if count == 1 else 's'}" for kind, count in self.counts().items() if count]
-        return f"{self.items:,} items: {', '.join(parts) or 'nothing found'}."
+        """One line: what is likely, and what is worth a look."""
+        likely, others = (_count(self.counts(likely=likely)) for likely in (True, False))
+        return f"{self.items:,} items: {likely or 'nothing likely'}." + (f" Worth a look: {others}." if others else "")
 
     def to_json(self, rows: int | None = None) -> str:
         """The findings, or the first `rows` of them, as JSON text."""
-        content = {"gallery": self.gallery, "items": self.items, "limit": self.limit, "counts": self.counts()}
+        counts = {"counts": self.counts(), "worth_a_look": self.counts(likely=False)}
         findings = [asdict(finding) for finding in self.findings[:rows]]
-        return json.dumps({**content, "findings": findings}, indent=2)
+        return json.dumps({"gallery": self.gallery, "items": self.items, **counts, "findings": findings}, indent=2)
+
+    def to_csv(self, path: str | Path, rows: int | None = None) -> None:
+        """Write the findings, or the first `rows`, as CSV; `apply_fixes` fixes those that say yes under `accept`."""
+        try:
+            with Path(path).open("w", encoding="utf-8", newline="") as file:
+                writer = csv.DictWriter(file, CSV_COLUMNS, extrasaction="ignore")
+                writer.writeheader()
+                for finding in self.findings[:rows]:
+                    writer.writerow({"accept": "no", **asdict(finding), "score": f"{finding.score:.3f}"})
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be written ({error.strerror}): choose another path.") from error
 
     def table(self, rows: int | None = 20) -> Table:
         """The first findings as a rich table."""
@@ -91,37 +107,10 @@ class Audit:
         return self.table()
 
 
+def _count(counts: Mapping[Kind, int]) -> str:
+    return ", ".join(f"{count:,} {kind}{'' if count == 1 else 's'}" for kind, count in counts.items() if count)
+
+
 def _printable(text: str) -> str:
     """Without anything that would steer the terminal."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
-
-
-def audit_page(audit: Audit, path: str | Path, *, rows: int = 200) -> None:
-    """Write the first `rows` findings as an HTML page, with their images in it as small copies."""
-    shown = audit.findings[:rows]
-    more = f" The first {len(shown):,} of {len(audit):,} findings, the surest first." if len(shown) < len(audit) else ""
-    title = f"Audit of {Path(audit.gallery).name}"
-    cards = "\n".join(map(_card, shown))
-    body = f"<h1>{text(title)}</h1>\n<p>{text(audit.summary() + more)}</p>\n<ol>\n{cards}\n</ol>"
-    write_page(frame(title, Path(__file__).with_name("report.css"), body), path)
-
-
-def _card(finding: Finding) -> str:
-    images, names = thumbnail(finding.path, _SIDE), _name(finding.id, finding.path)
-    if finding.other_id is not None:
-        images += thumbnail(finding.other_path, _SIDE)
-        names += f"<br>{_name(finding.other_id, finding.other_path)}"
-    labels = text(finding.label if finding.label is not None else "no label")
-    if finding.suggestion is not None:
-        word = "rather" if finding.kind == "wrong label" else "the other:"
-        labels += f" · {word} <b>{text(finding.suggestion)}</b>"
-    return (
-        f'<li><div class="pictures">{images}</div><div class="words">'
-        f'<div class="row"><span class="kind">{finding.kind}</span>'
-        f'<span class="score" title="how sure, from 0 to 1">{finding.score:.2f}</span></div>'
-        f'<div class="labels">{labels}</div><div class="path">{names}</div></div></li>'
-    )
-
-
-def _name(id: int, path: str | None) -> str:
-    return f"id {id}" if path is None else f'id {id} · <span title="{text(path)}">{text(Path(path).name)}</span>'

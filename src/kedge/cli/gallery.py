@@ -87,18 +87,32 @@ def audit(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON; all findings, unless -n is given.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write a page with the images to this file.")] = None,
+    csv: Annotated[
+        Path | None, typer.Option(help="Write the findings to this file; say yes there to those to fix.")
+    ] = None,
     rows: Annotated[int | None, typer.Option("-n", min=1, help="How many findings; 20, on the page 200.")] = None,
+    apply: Annotated[
+        Path | None, typer.Option(help="Fix what such a file accepts, and no more: labels change, copies are removed.")
+    ] = None,
 ) -> None:
     """Find wrong labels, duplicates, outliers, and test images that are in the gallery too."""
+    from kedge.audit import apply_fixes, audit_page
     from kedge.audit import audit as examine
-    from kedge.audit import audit_page
+    from kedge.errors import ConfigError
     from kedge.gallery import Gallery
 
     opened = Gallery.open(gallery)
+    if apply is not None:
+        if against or as_json or html or csv or rows:
+            raise ConfigError("--apply takes no other option: audit again afterwards.")
+        typer.echo(f"{gallery}: {apply_fixes(opened, apply)}.")
+        return
     with _other(opened, against) as other:
         report = examine(opened, against=other)
     if html is not None:
         audit_page(report, html, rows=rows or 200)
+    if csv is not None:
+        report.to_csv(csv, rows)
     if as_json:
         typer.echo(report.to_json(rows))
     elif not len(report):
@@ -107,6 +121,8 @@ def audit(
         line_console().print(report.table(rows or 20))
     if html is not None:
         typer.echo(f"The page with the images: {html}", err=True)
+    if csv is not None:
+        typer.echo(f"Say yes in {csv} to what is right; then: kedge audit {gallery} --apply {csv}", err=True)
 
 
 @contextmanager

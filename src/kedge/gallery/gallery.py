@@ -177,6 +177,11 @@ class Gallery:
         """All items in batches of some thousand: id, path, label, hash, embedding, features, thumbnail, metadata."""
         return self._table.latest().batches(columns)
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of every item that are not the user's metadata."""
+        return self._table.own_columns
+
     def check(self) -> str:
         """Compare all with its checksums, in a sentence; damaged lists are rebuilt, a damaged table raises."""
         table = self._table.latest()

@@ -241,6 +241,19 @@ class Table:
         for fragment in fragments:
             self.integrity.trust(file.path for file in fragment.files)
 
+    def replace(self, ids: Iterable[int], fragments: Sequence[FragmentMetadata]) -> None:
+        """Delete rows and make written ones visible, in one commit."""
+        where = f"id IN ({', '.join(map(str, sorted(ids)))})"
+        holders = {part.fragment_id: part for part in self._dataset.get_fragments() if part.count_rows(where)}
+        left = {number: part.delete(where) for number, part in holders.items()}  # None where no row is left
+        operation = lance.LanceOperation.Update(
+            removed_fragment_ids=[number for number, part in left.items() if part is None],
+            updated_fragments=[part for part in left.values() if part is not None],
+            new_fragments=list(fragments),
+        )
+        lance.LanceDataset.commit(self._uri, operation, read_version=self.version)
+        self._reload()
+
     def add_columns(self, rows: Mapping[str, Any]) -> None:
         """Add metadata columns that the table lacks, empty for the rows that it has."""
         existing = set(self._dataset.schema.names)
