@@ -58,7 +58,7 @@ class Items(GalleryItems):
 
     @cached_property
     def perceptual_hashes(self) -> np.ndarray:
-        """63 bits per image, of its thumbnail or its file; -1 where neither is there, and for an image of one colour."""
+        """63 bits per image, of its thumbnail or file; -1 where neither is there, and for an image of one colour."""
         hashes, hashed = np.full(len(self), -1, np.int64), np.zeros(len(self), bool)
         for rows, contents in self._column("thumbnail"):
             hashes[rows], hashed[rows] = list(prefetch(_hash, contents)), True
