@@ -62,7 +62,7 @@ def test_a_picture_finds_its_class(api: TestClient, built: Path, query: Query) -
         assert search["compared"] == 40
         assert answer["nearest"][0]["name"] == label
         assert answer["unknown"] in (True, False)
-        expected = Gallery.open(built).search(query(label), k=5)
+        expected = Gallery.open(built).search(query(label), k=5, rank="class")
         assert [hit["id"] for hit in search["hits"]] == expected.ids
         assert [hit["distance"] for hit in search["hits"]] == pytest.approx(expected.distances, abs=1e-4)
 
