@@ -36,7 +36,7 @@ vectors = Model.vectors
 
 def slowly(*arguments, **named):
     time.sleep(0.1)
-    return vectors(*arguments, **named)
+    return features(*arguments, **named)
 
 Model.vectors = slowly
 sys.argv = ["kedge", "index", *sys.argv[1:]]
@@ -250,7 +250,7 @@ def test_ctrl_c_keeps_what_was_added(
 ) -> None:
     monkeypatch.setattr(ingest, "_COMMIT_EVERY", 4)
     monkeypatch.setattr(ingest, "_BATCH", 4)
-    vectors, calls = Model.vectors, 0
+    features, calls = Model.features, 0
 
     def stopped(*arguments: object, **named: object) -> object:
         nonlocal calls
@@ -259,7 +259,7 @@ def test_ctrl_c_keeps_what_was_added(
             raise KeyboardInterrupt
         return vectors(*arguments, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Model, "vectors", stopped)
+    monkeypatch.setattr(Model, "features", stopped)
     done = kedge("index", photos, "--model", model, "--gallery", tmp_path / "g")
     assert done.exit_code == 130
     assert "what was added stays (8 added, 0 already there, 1 unreadable): run it again to continue" in done.stderr

@@ -73,17 +73,26 @@ class Filled:
         distances = {id: float(np.linalg.norm(self.items[id][which].astype(float) - query)) for id in among}
         return sorted(among, key=lambda id: (distances[id], id))[:k]
 
-    def looks_like_its_class(self, embedding: np.ndarray, features: np.ndarray, exclude_id: int = -1) -> str | None:
-        """The predicted class, where the rule says that the query is one of it; a plain loop over all items."""
-        predicted = CLASSES[int(np.linalg.norm(ANCHORS - embedding, axis=1).argmin())]
-        own, known, foreign = [], [], []
-        for id, (label, _, other) in self.items.items():
-            cosine = float(other.astype(float) @ features)
-            if id != exclude_id:
-                (known if label in CLASSES else foreign).append(cosine)
-                own += [cosine] if label == predicted else []
-        nearer = foreign and (np.mean(sorted(own)[-3:]) < np.mean(sorted(foreign)[-3:]) or max(known) < max(foreign))
-        return None if not own or nearer else predicted
+    def mean_cosine(self, label: str, features: np.ndarray, exclude_id: int = -1) -> float:
+        """To the three nearest items of a label."""
+        own = [
+            item[2].astype(float) @ features for id, item in self.items.items() if item[0] == label and id != exclude_id
+        ]
+        return float(np.mean(sorted(own)[-3:]))
+
+    def home(self, embedding: np.ndarray, features: np.ndarray, exclude_id: int = -1) -> str:
+        """The label whose list the rule chooses; a plain loop over all items."""
+        cosines = {id: float(item[2].astype(float) @ features) for id, item in self.items.items() if id != exclude_id}
+        nearest = self.items[max(cosines, key=lambda id: cosines[id])][0]
+        if nearest not in CLASSES:
+            return nearest
+        best = max(LABELS, key=lambda label: self.mean_cosine(label, features, exclude_id))
+        return CLASSES[int(np.linalg.norm(ANCHORS - embedding, axis=1).argmin())] if best in CLASSES else best
+
+    def expected(self, which: int, query: np.ndarray, home: str, among: list[int], k: int) -> list[int]:
+        """The items of a list first, then the others."""
+        own = [id for id in among if self.items[id][0] == home]
+        return [*self.by(which, query, own, k), *self.by(which, query, [id for id in among if id not in own], k)][:k]
 
 
 @pytest.fixture(scope="module")
@@ -99,18 +108,16 @@ def ask(gallery: Gallery, rows: slice = slice(None), **how: Any) -> list[Result]
 
 
 @pytest.mark.parametrize("alone", [False, True])
-def test_auto_is_by_class_where_a_query_looks_like_its_class(filled: Filled, alone: bool) -> None:
+def test_auto_is_by_class_where_a_query_looks_like_a_trained_one(filled: Filled, alone: bool) -> None:
     rows = [slice(row, row + 1) for row in range(40)] if alone else [slice(None)]
-    results = [result for some in rows for result in ask(filled.gallery, some, k=9)]
+    results = [result for some in rows for result in ask(filled.gallery, some, k=30)]
     ranks = []
     for row, result in enumerate(results):
-        predicted = filled.looks_like_its_class(QUERIES.embeddings[row], QUERIES.features[row])
-        if predicted is None:
-            among, anchors_of = list(filled.items), []
-        else:
-            among, anchors_of = [id for id, item in filled.items.items() if item[0] == predicted], [predicted]
-        assert (result.rank, result.anchors) == ("looks" if predicted is None else "class", anchors_of)
-        assert result.ids == filled.by(2, QUERIES.features[row], among, 9)
+        home = filled.home(QUERIES.embeddings[row], QUERIES.features[row])
+        by_class = home in CLASSES
+        assert (result.rank, result.anchors) == ("class" if by_class else "looks", [home])
+        among = [id for id, item in filled.items.items() if item[0] == home or not by_class]
+        assert result.ids == filled.expected(2, QUERIES.features[row], home, among, 30)
         for hit in result:
             label, _, features = filled.items[hit.id]
             assert hit.label == hit.anchor == label
@@ -123,11 +130,11 @@ def test_auto_is_by_class_where_a_query_looks_like_its_class(filled: Filled, alo
 
 
 def test_brute_force_ranks_known_queries_by_embedding(filled: Filled) -> None:
-    for row, result in enumerate(ask(filled.gallery, k=9, method="brute_force")):
-        known = filled.looks_like_its_class(QUERIES.embeddings[row], QUERIES.features[row]) is not None
-        assert result.rank == ("class" if known else "looks")
-        query = QUERIES.embeddings[row] if known else QUERIES.features[row]
-        assert result.ids == filled.by(1 if known else 2, query, list(filled.items), 9)
+    for row, result in enumerate(ask(filled.gallery, k=60, method="brute_force")):
+        home = filled.home(QUERIES.embeddings[row], QUERIES.features[row])
+        assert result.rank == ("class" if home in CLASSES else "looks")
+        query = QUERIES.embeddings[row] if home in CLASSES else QUERIES.features[row]
+        assert result.ids == filled.expected(1 if home in CLASSES else 2, query, home, list(filled.items), 60)
 
 
 def test_looks_and_class_when_asked_for(filled: Filled) -> None:
@@ -147,19 +154,18 @@ def test_an_item_as_the_query_is_not_its_own_neighbour(filled: Filled) -> None:
     for id in list(filled.items)[::9]:
         _, embedding, features = filled.items[id]
         result = filled.gallery.search(id, k=7)
-        predicted = filled.looks_like_its_class(embedding, features, exclude_id=id)
-        assert result.rank == ("looks" if predicted is None else "class")
-        among = [other for other, item in filled.items.items() if other != id and predicted in (None, item[0])]
-        assert result.ids == filled.by(2, features, among, 7)
+        home = filled.home(embedding, features, exclude_id=id)
+        assert result.rank == ("class" if home in CLASSES else "looks")
+        others = [other for other in filled.items if other != id]
+        assert result.ids == filled.expected(2, features, home, others, 7)
 
 
 def test_filters_hold_in_both_spaces(filled: Filled) -> None:
     prices = {id: filled.gallery.item(id).metadata["price"] for id in filled.items}
     for row, result in enumerate(ask(filled.gallery, k=5, where="price < 30")):
         cheap = [id for id in filled.items if prices[id] < 30]
-        predicted = filled.looks_like_its_class(QUERIES.embeddings[row], QUERIES.features[row])
-        among = [id for id in cheap if predicted in (None, filled.items[id][0])]
-        assert result.ids == filled.by(2, QUERIES.features[row], among, 5)
+        home = filled.home(QUERIES.embeddings[row], QUERIES.features[row])
+        assert result.ids == filled.expected(2, QUERIES.features[row], home, cheap, 5)
 
 
 @pytest.mark.parametrize("share", [1, 4])
@@ -237,18 +243,31 @@ def test_no_queries(filled: Filled) -> None:
 # ---------------------------------------------------------------------- unknown
 
 
+def familiarity(mean_cosine: float, embedding: np.ndarray, anchors: np.ndarray) -> float:
+    """The mean cosine to the class's nearest items, less a tenth of the distance to its anchor in anchors' lengths."""
+    distance = np.linalg.norm(anchors - embedding, axis=1).min()
+    return mean_cosine - 0.1 * distance / np.linalg.norm(anchors, axis=1).mean()
+
+
 def test_the_models_calibration_and_the_gallerys(tmp_path: Path, model: Model) -> None:
-    """A query is unknown if the nearest item of a trained class has a smaller cosine than the threshold."""
-    filled = Filled(tmp_path / "g", model)
-    trained = np.array([item[2] for item in filled.items.values() if item[0] in CLASSES])
-    cosines = (QUERIES.features @ trained.T).max(axis=1)
-    threshold = float(np.sort(cosines)[20])
-    opened = Gallery.open(filled.gallery.path, model)
-    opened.model = SimpleNamespace(calibration=SimpleNamespace(threshold=1 - (threshold + 1e-6)))  # type: ignore[assignment]
+    """A query is unknown if it looks less like its predicted class than the threshold says."""
+    known = Vectors([CLASSES[row % 3] for row in range(60)], seed=3)
+    gallery = Gallery.create(tmp_path / "g", model)
+    gallery.add_embeddings(known.embeddings, known.labels, features=known.raw)
+    values = []
+    for embedding, features in zip(QUERIES.embeddings, QUERIES.features, strict=True):
+        predicted = CLASSES[int(np.linalg.norm(ANCHORS - embedding, axis=1).argmin())]
+        own = [
+            other @ features for other, label in zip(known.features, known.labels, strict=True) if label == predicted
+        ]
+        values.append(familiarity(float(np.mean(sorted(own)[-3:])), embedding, ANCHORS))
+    threshold = float(np.sort(values)[20]) + 1e-6
+    opened = Gallery.open(gallery.path, model)
+    opened.model = SimpleNamespace(calibration=SimpleNamespace(threshold=-threshold))  # type: ignore[assignment]
     for results in (ask(opened), [ask(opened, slice(row, row + 1))[0] for row in range(40)]):
-        assert [result.unknown for result in results] == (cosines < threshold + 1e-6).tolist()
+        assert [result.unknown for result in results] == [value < threshold for value in values]
         assert {result.rank for result in results if result.unknown} == {"looks"}
-        assert "class" in {result.rank for result in results}
+        assert {result.rank for result in results if not result.unknown} == {"class"}
     # By class, nothing is compared with items.
     assert {result.unknown for result in ask(opened, rank="class")} == {None}
 
@@ -267,9 +286,13 @@ def test_calibrating_with_images(tmp_path: Path, model: Model) -> None:
     files = {name: sorted((tmp_path / name).rglob("*.png")) for name in ("in", "held")}
     features = {name: model.vectors(some).features.numpy() for name, some in files.items()}
     unit = {name: some / np.linalg.norm(some, axis=1, keepdims=True) for name, some in features.items()}
-    nearest = np.sort((unit["held"] @ unit["in"].T).max(axis=1))
-    # 28 of 30 must be accepted (split conformal prediction), so the third-smallest cosine is the threshold.
-    assert calibration.cosine == pytest.approx(nearest[2], abs=1e-5)
+    labels, values = [file.parent.name for file in files["in"]], []
+    for embedding, looks in zip(model.embed(files["held"]).numpy(), unit["held"], strict=True):
+        predicted = CLASSES[int(np.linalg.norm(ANCHORS - embedding, axis=1).argmin())]
+        own = sorted(unit["in"][row] @ looks for row, label in enumerate(labels) if label == predicted)
+        values.append(familiarity(float(np.mean(own[-3:])), embedding, ANCHORS))
+    # 28 of 30 must be accepted (split conformal prediction), so the third-smallest is the threshold.
+    assert calibration.familiarity == pytest.approx(np.sort(values)[2], abs=1e-5)
     opened = Gallery.open(gallery.path, model)
     assert opened.calibration == calibration
     assert opened.calibration is not None

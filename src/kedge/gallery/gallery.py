@@ -23,7 +23,7 @@ from kedge.gallery.ingest import Added, add_images, dataset_images, list_with_la
 from kedge.gallery.inverted_lists import DamagedLists
 from kedge.gallery.location import Location, wrap_url_errors
 from kedge.gallery.manifest import ListKind, Manifest, create_folder, download_folder, open_model, read_manifest
-from kedge.gallery.ranking import RANKS, Pair, Rank, RankedSearch, known_cosines
+from kedge.gallery.ranking import RANKS, Pair, Rank, RankedSearch, familiarity
 from kedge.gallery.schema import check_columns, check_vectors, require_positive
 from kedge.gallery.search import Item, Result, Snapshot
 from kedge.gallery.snapshot import SnapshotLoader, stolen_items
@@ -284,8 +284,9 @@ class Gallery:
         if self._looks is not None and features is not None:
             self._looks.verified()
             pair = self._paired(snapshot)
-            if len(pair.known):
-                calibration = calibration.with_cosines(known_cosines(pair, unit_rows(features)))
+            if len(pair.ids) > len(pair.foreign):
+                values = familiarity(pair, vectors, unit_rows(features))
+                calibration = calibration.with_familiarity(values)
         with self.writing():
             save_calibration(self.location, calibration)
             self._calibration.invalidate()
@@ -398,7 +399,7 @@ class Gallery:
             # Without a learned anchor nothing is predicted, and without an item in the looks space nothing compared.
             if rank == "looks" or (snapshot.anchors.learned and len(self._paired(snapshot).ids)):
                 matching = None if where is None else self._snapshots.matching(snapshot, where)
-                threshold, always_looks = self.cosine_threshold, rank == "looks"
+                threshold, always_looks = self.min_familiarity, rank == "looks"
                 search = RankedSearch(k, lists, min_candidates, exclude_id, matching, always_looks, threshold)
                 return self._search_ranked(search, snapshot, matrix, looks)
         return self._search_classes(snapshot, matrix, k, lists, min_candidates, where, exclude_id)
@@ -475,12 +476,12 @@ class Gallery:
         return matrix
 
     @property
-    def cosine_threshold(self) -> float | None:
-        """The smallest cosine of a known query to its nearest item: the gallery's own or, by default, the model's."""
-        if (own := self.calibration) is not None and own.cosine is not None:
-            return own.cosine
+    def min_familiarity(self) -> float | None:
+        """The smallest familiarity of a known query: the gallery's own or, by default, the model's."""
+        if (own := self.calibration) is not None and own.familiarity is not None:
+            return own.familiarity
         calibration = None if self.model is None else self.model.calibration
-        return None if calibration is None else 1 - calibration.threshold
+        return None if calibration is None else -calibration.threshold
 
     def is_unknown(self, anchors: Anchors, queries: np.ndarray, nearest: np.ndarray | None = None) -> list[bool | None]:
         """Whether each query is far from every anchor, the `nearest` if known; None without a calibration."""

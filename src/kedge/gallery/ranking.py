@@ -12,12 +12,15 @@ from kedge.gallery.anchors import EXACT_ITEMS
 from kedge.gallery.distances import parallel_cdist, squared_distances
 from kedge.gallery.search import BLOCK, Candidates, Columns, Snapshot, k_nearest, queries_by_list
 from kedge.gallery.snapshot import Items
+from kedge.model.calibration import NEIGHBOURS
+from kedge.model.calibration import familiarity as combined
 
-__all__ = ["RANKS", "Comparison", "Pair", "Rank", "RankedSearch", "known_cosines", "looks_like_its_class"]
+__all__ = ["RANKS", "Comparison", "Pair", "Rank", "RankedSearch", "familiarity", "predicted_lists"]
 
 Rank = Literal["auto", "class", "looks"]
 RANKS = get_args(Rank)
-_NEIGHBOURS = 3
+_CANDIDATES = 100
+"""Lists that hold one of so many nearest items are compared with a query."""
 _SHARE = 8
 """Of the lists of a large looks space, one in so many is searched."""
 
@@ -43,10 +46,9 @@ class Pair:
             self.lists = np.where(items.ids[positions] == self.ids, items.lists[positions], -1)
         self._order = np.argsort(self.lists, kind="stable")
         self._offsets = np.searchsorted(self.lists[self._order], np.arange(len(classes.anchors) + 1))
-        learned = classes.anchors.learned or len(classes.anchors)
-        self.known = self._order[self._offsets[0] : self._offsets[learned]]
-        """The rows of the model's classes; all rows where no anchor was learned."""
-        self.foreign = self._order[self._offsets[learned] :]
+        self.learned = classes.anchors.learned or len(classes.anchors)
+        """Lists of the model's classes; all lists where no anchor was learned."""
+        self.foreign = self._order[self._offsets[self.learned] :]
         """The rows of labels that the model never saw."""
 
     def features(self, id: int) -> np.ndarray | None:
@@ -162,7 +164,7 @@ class RankedSearch:
     """The ids of the items that match a filter; None: all."""
     always_looks: bool
     threshold: float | None
-    """The smallest cosine of a known query to its nearest item of a trained class."""
+    """The smallest familiarity of a known query."""
 
     def run(
         self, pair: Pair, embeddings: np.ndarray, features: np.ndarray, unknown: Sequence[bool | None]
@@ -180,36 +182,43 @@ class RankedSearch:
     ) -> list[Ranked]:
         comparison = Comparison(pair, features, self.exclude_id, exhaustive=self.probes is None)
         if self.threshold is not None:
-            unknown = (_known_cosines(pair, comparison) < self.threshold).tolist()
+            unknown = (_familiarity(pair, comparison, embeddings) < self.threshold).tolist()
         mask = None if self.matching is None else np.isin(pair.ids, self.matching)
-        if self.always_looks:
-            by_class = np.zeros(len(embeddings), bool)
-        else:
-            by_class = looks_like_its_class(pair, comparison, embeddings)
-            by_class &= [is_unknown is not True for is_unknown in unknown]
-        known = np.flatnonzero(by_class)
-        in_class = dict(
-            zip(known.tolist(), self._in_class(pair, comparison, embeddings[known], known, mask), strict=True)
-        )
+        lists = np.full(len(embeddings), -1)
+        if not self.always_looks:
+            lists = predicted_lists(pair, comparison, embeddings, unknown)
+        known = np.flatnonzero((lists >= 0) & (lists < pair.learned))
+        in_class = dict(zip(known.tolist(), self._in_class(pair, comparison, embeddings, known, mask), strict=True))
+        names = pair.classes.anchors.names
         ranked = []
-        for query, is_unknown in enumerate(unknown):
+        for query, (number, is_unknown) in enumerate(zip(lists.tolist(), unknown, strict=True)):
             if query in in_class:
                 ranked.append(Ranked(*in_class[query], is_unknown, "class"))
-            else:
-                ranked.append(Ranked(comparison.nearest(query, self.k, None, mask), [], is_unknown, "looks"))
+                continue
+            columns, anchors = comparison.nearest(query, self.k, None, mask), list[str | None]()
+            if number >= 0:
+                own = comparison.nearest(query, self.k, pair.rows_in(np.array([number])), mask)
+                columns, anchors = _first(own, columns, self.k), [names[number]]
+            ranked.append(Ranked(columns, anchors, is_unknown, "looks"))
         return ranked
 
     def _in_class(
         self, pair: Pair, comparison: Comparison, embeddings: np.ndarray, queries: np.ndarray, mask: np.ndarray | None
     ) -> Iterator[tuple[Columns, list[str | None]]]:
-        """Hits and anchors of known queries: their lists by looks or, where all lists are searched, all by distance."""
-        classes, names = pair.classes, pair.classes.anchors.names
+        """Hits and anchors of known queries: their lists by looks.
+
+        Where all lists are searched, by distance of the embeddings, the items of the nearest anchor first: embeddings
+        of labels that the model never saw lie anywhere between the anchors.
+        """
+        classes, names, embeddings = pair.classes, pair.classes.anchors.names, embeddings[queries]
         masks = None if self.matching is None else classes.masks(self.matching)
         if not len(queries):
             return
         if self.probes is None:
-            for columns in classes.search(embeddings, self.k, None, 0, masks, self.exclude_id)[0]:
-                yield columns, list(names)
+            own = classes.search(embeddings, self.k, 1, 0, masks, self.exclude_id)[0]
+            others = classes.search(embeddings, self.k, None, 0, masks, self.exclude_id)[0]
+            for first, columns in zip(own, others, strict=True):
+                yield _first(first, columns, self.k), list(names)
             return
         probed = classes.probe(embeddings, self.k, self.probes, self.min_candidates, masks, self.exclude_id)
         for query, numbers in zip(queries.tolist(), probed, strict=True):
@@ -217,40 +226,71 @@ class RankedSearch:
             yield columns, [names[number] for number in numbers.tolist()]
 
 
-def looks_like_its_class(pair: Pair, comparison: Comparison, embeddings: np.ndarray) -> np.ndarray:
-    """Whether each query looks like its predicted class, whose learned anchor is nearest, and not like other labels.
+def predicted_lists(
+    pair: Pair, comparison: Comparison, embeddings: np.ndarray, unknown: Sequence[bool | None]
+) -> np.ndarray:
+    """The class list that each query belongs to; -1 where it looks like nothing that has one.
 
-    In the mean over the three nearest items, it must be at least as near to those of the class as to those of labels
-    that the model never saw. And where the nearest item of all has such a label it is the first hit, so that no query
-    of such a label finds its own less often than by features alone.
+    In a gallery of the model's own classes, the list of the nearest anchor, unless the query is unknown. Where labels
+    came later, the list whose three nearest items look most like the query, in the mean: embeddings cannot tell what
+    the model never saw. Chosen on held-out photos of three datasets, half of whose classes came later.
     """
-    predicted = pair.classes.anchors.nearest(embeddings, 1)
-    own = [
-        _mean_of_nearest(comparison.to_rows(query, pair.rows_in(number))[None])[0]
-        for query, number in enumerate(predicted)
-    ]
-    foreign = comparison.squares[:, pair.foreign]
-    nearest_known = comparison.squares[:, pair.known].min(axis=1, initial=np.inf)
-    is_nearest = nearest_known <= foreign.min(axis=1, initial=np.inf)
-    return np.asarray(np.isfinite(own) & (np.array(own) <= _mean_of_nearest(foreign)) & is_nearest)
+    lists = pair.classes.anchors.nearest(embeddings, 1)[:, 0].copy()
+    if len(pair.foreign):
+        for query in range(len(lists)):
+            lists[query] = _most_alike(pair, comparison, query)
+        return lists
+    own = [len(pair.rows_in(lists[query : query + 1])) > 0 for query in range(len(lists))]
+    known = [is_unknown is not True for is_unknown in unknown]
+    return np.where(np.array(own, bool) & np.array(known, bool), lists, -1)
 
 
-def known_cosines(pair: Pair, features: np.ndarray) -> np.ndarray:
-    """The cosine of each of some features to the nearest item of a trained class."""
+def _most_alike(pair: Pair, comparison: Comparison, query: int) -> int:
+    """The list whose nearest items look most like a query, of those that hold one of the nearest items of all.
+
+    A label that the model never saw wins where the nearest item of all has it: it may have few items, and must not be
+    found less often than by features alone.
+    """
+    squares = comparison.squares[query]
+    count = min(_CANDIDATES, len(squares))
+    near = np.argpartition(squares, count - 1)[:count] if count else np.empty(0, int)
+    near = near[np.isfinite(squares[near])]
+    if not len(near):
+        return -1
+    nearest = int(pair.lists[near[squares[near].argmin()]])
+    if nearest >= pair.learned:
+        return nearest
+    candidates = np.unique(pair.lists[near])
+    means = [_mean_of_nearest(comparison.to_rows(query, pair.rows_in(np.array([number])))) for number in candidates]
+    return int(candidates[int(np.argmin(means))])
+
+
+def familiarity(pair: Pair, embeddings: np.ndarray, features: np.ndarray) -> np.ndarray:
+    """How much some queries look like the class of their nearest anchor; see `kedge.model.calibration.familiarity`."""
     size = max(1, BLOCK // max(1, len(pair.ids)))
-    chunks = [features[start : start + size] for start in range(0, len(features), size)]
-    cosines = [_known_cosines(pair, Comparison(pair, chunk, None, exhaustive=True)) for chunk in chunks]
-    return np.concatenate([np.empty(0), *cosines])
+    parts = [slice(start, start + size) for start in range(0, len(features), size)]
+    values = [
+        _familiarity(pair, Comparison(pair, features[part], None, exhaustive=True), embeddings[part]) for part in parts
+    ]
+    return np.concatenate([np.empty(0), *values])
 
 
-def _known_cosines(pair: Pair, comparison: Comparison) -> np.ndarray:
-    return np.asarray(1 - comparison.squares[:, pair.known].min(axis=1, initial=np.inf) / 2)
+def _familiarity(pair: Pair, comparison: Comparison, embeddings: np.ndarray) -> np.ndarray:
+    anchors = pair.classes.anchors
+    lists = anchors.nearest(embeddings, 1)
+    own = [_mean_of_nearest(comparison.to_rows(query, pair.rows_in(number))) for query, number in enumerate(lists)]
+    distances = np.sqrt(anchors.nearest_squares(embeddings, lists[:, 0]))
+    return combined(1 - np.array(own) / 2, distances, anchors.vectors[: pair.learned])
 
 
-def _mean_of_nearest(squares: np.ndarray) -> np.ndarray:
-    """The mean of the three smallest of each row, or of as many as there are; infinite where there is none."""
-    count = min(_NEIGHBOURS, squares.shape[1])
-    nearest = np.partition(squares, count - 1, axis=1)[:, :count] if count else squares
-    present = np.isfinite(nearest)
-    sums, counts = np.where(present, nearest, 0).sum(axis=1), present.sum(axis=1)
-    return np.where(counts > 0, sums / np.maximum(counts, 1), np.inf)
+def _mean_of_nearest(squares: np.ndarray) -> float:
+    """The mean of the three smallest, or of as many as there are; infinite where there is none."""
+    finite = squares[np.isfinite(squares)]
+    return float(np.partition(finite, min(NEIGHBOURS, len(finite)) - 1)[:NEIGHBOURS].mean()) if len(finite) else np.inf
+
+
+def _first(own: Columns, others: Columns, k: int) -> Columns:
+    """Hits, and behind them others that are not among them."""
+    ids = set(own.ids)
+    rest = [row for row, id in enumerate(others.ids) if id not in ids][: k - len(own.ids)]
+    return Columns(*([*mine, *(theirs[row] for row in rest)] for mine, theirs in zip(own, others, strict=True)))

@@ -10,15 +10,30 @@ import numpy as np
 
 from kedge.errors import ConfigError
 
-__all__ = ["Calibration"]
+__all__ = ["NEIGHBOURS", "Calibration", "familiarity"]
+
+NEIGHBOURS = 3
+"""Images of a class whose looks tell whether a query is one of it."""
+_DISTANCE_WEIGHT = 0.1
+
+
+def familiarity(cosines: np.ndarray, distances: np.ndarray, anchors: np.ndarray) -> np.ndarray:
+    """How much queries look like their predicted class: the higher, the more surely they are known.
+
+    The mean cosine of their features to the nearest images of the class, less a tenth of the distance of their
+    embedding to its anchor, in lengths of an anchor. Chosen on held-out photos of three datasets: it tells strangers
+    better than either part, and better than the cosine to the nearest image of all.
+    """
+    scale = float(np.linalg.norm(anchors, axis=1).mean())
+    return np.asarray(cosines - _DISTANCE_WEIGHT * distances / (scale or 1.0))
 
 
 @dataclass(frozen=True)
 class Calibration:
     """Images farther than `threshold` from the nearest one that is known are unknown.
 
-    A gallery's threshold is the Euclidean distance of an embedding to its nearest anchor; a model's is the cosine
-    distance (1 - cosine) of an image's features to those of the nearest training image.
+    A gallery's threshold is the Euclidean distance of an embedding to its nearest anchor; a model's is minus the
+    `familiarity` of an image with the training images.
     """
 
     threshold: float
@@ -26,8 +41,8 @@ class Calibration:
     """The share of images like the held-out ones that count as known."""
     items: int
     """Held-out images that it was calibrated on."""
-    cosine: float | None = None
-    """In a gallery with features, queries whose nearest item of a trained class has a smaller cosine are unknown."""
+    familiarity: float | None = None
+    """In a gallery with features, queries of a smaller familiarity are unknown."""
 
     @classmethod
     def from_distances(cls, distances: np.ndarray, accept: float) -> Calibration:
@@ -45,12 +60,12 @@ class Calibration:
             raise ConfigError(f"To accept {accept:g} of the items, at least {needed} are needed, found {count}.")
         return cls(float(np.sort(distances)[rank - 1]), accept, count)
 
-    def with_cosines(self, cosines: np.ndarray) -> Calibration:
-        """The same with the largest cosine that accepts that share of items with these."""
-        return replace(self, cosine=-self.from_distances(-cosines, self.accept).threshold)
+    def with_familiarity(self, values: np.ndarray) -> Calibration:
+        """The same with the largest familiarity that accepts that share of items with these."""
+        return replace(self, familiarity=-self.from_distances(-values, self.accept).threshold)
 
     def to_json(self) -> dict[str, float]:
-        """Its values; without a cosine, those that earlier releases read."""
+        """Its values; without a familiarity, those that earlier releases read."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     @classmethod

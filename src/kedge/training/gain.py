@@ -13,8 +13,9 @@ from torch.nn.functional import normalize
 
 from kedge.errors import ConfigError
 from kedge.io import atomic_write
-from kedge.metrics import nearest, rank_relevant
+from kedge.metrics import rank_relevant
 from kedge.model import Calibration, Model
+from kedge.model.calibration import NEIGHBOURS, familiarity
 from kedge.training.data import DeviceDataset
 
 __all__ = ["Gain", "calibrate", "measure_gain"]
@@ -65,13 +66,19 @@ def measure_gain(model: Model, train: DeviceDataset, held_out: DeviceDataset) ->
     return Gain(count, len(train), embeddings, features)
 
 
-def calibrate(train: Tensor, held_out: Tensor) -> Calibration | None:
-    """The cosine distance to the nearest training image, by features, within which an image is known.
-
-    None where too few images are held out.
-    """
-    queries, gallery = normalize(held_out, dim=1), normalize(train, dim=1)
-    distances = 1 - (queries * gallery[nearest(queries, gallery, 1)[:, 0]]).sum(1)
+def calibrate(model: Model, train: DeviceDataset, held_out: DeviceDataset) -> Calibration | None:
+    """How familiar an image must look to be known, by the held-out images; None where too few are held out."""
+    if model.anchors is None:
+        return None
+    embeddings = model.embed_features(held_out.values)
+    distances, classes = torch.cdist(embeddings, model.anchors).min(dim=1)
+    queries, gallery = normalize(held_out.values, dim=1), normalize(train.values, dim=1)
+    cosines = torch.zeros(len(queries))
+    for label in classes.unique().tolist():
+        asking, images = classes == label, gallery[train.labels == label]
+        count = min(NEIGHBOURS, len(images))
+        cosines[asking.cpu()] = (queries[asking] @ images.T).topk(count, dim=1).values.mean(1).cpu()
+    values = familiarity(cosines.numpy(), distances.cpu().numpy(), model.anchors.cpu().numpy())
     with suppress(ConfigError):
-        return Calibration.from_distances(distances.cpu().numpy(), _ACCEPT)
+        return Calibration.from_distances(-values, _ACCEPT)
     return None

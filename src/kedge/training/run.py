@@ -187,7 +187,7 @@ class _Run:
                 model = self.make_model(self.folder / BEST, step).to(self.device)
                 if self.recipe.freeze and self.held_out is not None:
                     train, held_out = self._features("train"), self._features("held_out")
-                    model.calibration = calibrate(train.values, held_out.values)
+                    model.calibration = calibrate(model, train, held_out)
                     gain = measure_gain(model, train, held_out)
                     gain.save(self.folder / "gain.json")
                     stderr().print(str(gain))

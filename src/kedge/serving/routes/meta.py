@@ -29,7 +29,7 @@ def info(service: ServiceDependency) -> schemas.Info:
     """The facts of the gallery."""
     gallery = service.gallery
     catalogue, versions = service.catalogue(), gallery.versions()
-    calibrated = gallery.calibration is not None or (gallery.features > 0 and gallery.cosine_threshold is not None)
+    calibrated = gallery.calibration is not None or (gallery.features > 0 and gallery.min_familiarity is not None)
     changed = versions[-1].time.astimezone(UTC).isoformat(timespec="seconds") if versions else None
     return schemas.Info(
         name=gallery.location.name,
