@@ -76,16 +76,14 @@ class Filled:
     def looks_like_its_class(self, embedding: np.ndarray, features: np.ndarray, exclude_id: int = -1) -> str | None:
         """The predicted class, where the rule says that the query is one of it; a plain loop over all items."""
         predicted = CLASSES[int(np.linalg.norm(ANCHORS - embedding, axis=1).argmin())]
-        own, foreign = [], []
+        own, known, foreign = [], [], []
         for id, (label, _, other) in self.items.items():
             cosine = float(other.astype(float) @ features)
-            if id != exclude_id and label == predicted:
-                own.append(cosine)
-            elif id != exclude_id and label not in CLASSES:
-                foreign.append(cosine)
-        if not own or (foreign and np.mean(sorted(own)[-3:]) < np.mean(sorted(foreign)[-3:])):
-            return None
-        return predicted
+            if id != exclude_id:
+                (known if label in CLASSES else foreign).append(cosine)
+                own += [cosine] if label == predicted else []
+        nearer = foreign and (np.mean(sorted(own)[-3:]) < np.mean(sorted(foreign)[-3:]) or max(known) < max(foreign))
+        return None if not own or nearer else predicted
 
 
 @pytest.fixture(scope="module")
@@ -246,7 +244,7 @@ def test_the_models_calibration_and_the_gallerys(tmp_path: Path, model: Model) -
     cosines = (QUERIES.features @ trained.T).max(axis=1)
     threshold = float(np.sort(cosines)[20])
     opened = Gallery.open(filled.gallery.path, model)
-    opened.model = SimpleNamespace(calibration=SimpleNamespace(threshold=threshold + 1e-6))  # type: ignore[assignment]
+    opened.model = SimpleNamespace(calibration=SimpleNamespace(threshold=1 - (threshold + 1e-6)))  # type: ignore[assignment]
     for results in (ask(opened), [ask(opened, slice(row, row + 1))[0] for row in range(40)]):
         assert [result.unknown for result in results] == (cosines < threshold + 1e-6).tolist()
         assert {result.rank for result in results if result.unknown} == {"looks"}

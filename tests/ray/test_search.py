@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import lance
@@ -13,7 +14,8 @@ import pytest
 
 from kedge.errors import ConfigError, GalleryError
 from kedge.gallery import Gallery
-from kedge.ray import build_index, search_with_ray
+from kedge.gallery.anchors import Anchors
+from kedge.ray import build_index, lance_index, search_with_ray
 
 DIM = 8
 
@@ -83,6 +85,7 @@ import sys
 import numpy as np
 import kedge, kedge.cli, kedge.ray
 from kedge.gallery import Gallery
+from kedge.gallery.anchors import Anchors
 
 assert "ray" not in sys.modules
 gallery = Gallery.create(sys.argv[1], dim=3)
@@ -103,3 +106,12 @@ def test_the_former_name_of_the_package() -> None:
     with pytest.warns(DeprecationWarning, match=r"kedge\.scale is called kedge\.ray now"):
         former = importlib.import_module("kedge.scale")
     assert former.search_with_ray is search_with_ray
+
+
+def test_later_labels_take_no_query_from_learned_anchors() -> None:
+    chance = np.random.default_rng(0)
+    anchors = Anchors(chance.normal(size=(6, DIM)).astype(np.float32), tuple("abcdef"), 4, learned_first=True)
+    queries = chance.normal(size=(50, DIM)).astype(np.float32)
+    routed = np.linalg.norm(lance_index._centroids(anchors) - queries[:, None], axis=2).argsort(axis=1)
+    np.testing.assert_array_equal(routed[:, :4], anchors.nearest(queries, 4))
+    np.testing.assert_array_equal(lance_index._centroids(replace(anchors, learned_first=False)), anchors.vectors)

@@ -180,6 +180,12 @@ def query(stripe_files: Path) -> Callable[[str], bytes]:
 
 
 @pytest.fixture(scope="session")
+def black_picture() -> bytes:
+    """A picture that is like none of the classes."""
+    return as_png(np.zeros((12, 12, 3), np.uint8))
+
+
+@pytest.fixture(scope="session")
 def bearer() -> dict[str, str]:
     """What whoever knows the key sends."""
     return {"Authorization": f"Bearer {KEY}"}

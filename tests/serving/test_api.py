@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -55,16 +56,58 @@ def service_of(client: TestClient) -> Any:
 
 def test_a_picture_finds_its_class(api: TestClient, built: Path, query: Query) -> None:
     for label in CLASSES:
-        answer = api.post("/search", params={"k": 5}, content=query(label), headers=PNG).json()
+        asked = {"k": 5, "rank": "class"}
+        answer = api.post("/search", params=asked, content=query(label), headers=PNG).json()
         [search] = answer["searches"]
         assert [hit["label"] for hit in search["hits"]] == [label] * 5
         assert search["looked_at"] == [label]
         assert search["compared"] == 40
         assert answer["nearest"][0]["name"] == label
         assert answer["unknown"] in (True, False)
-        expected = Gallery.open(built).search(query(label), k=5)
+        expected = Gallery.open(built).search(query(label), k=5, rank="class")
         assert [hit["id"] for hit in search["hits"]] == expected.ids
         assert [hit["distance"] for hit in search["hits"]] == pytest.approx(expected.distances, abs=1e-4)
+
+
+def test_hits_are_ranked_by_class_or_by_looks(api: TestClient, built: Path, query: Query, black_picture: bytes) -> None:
+    gallery = Gallery.open(built)
+    chosen = set()
+    for picture, rank in product((query("level"), query("slanted"), black_picture, 7), ("auto", "class", "looks")):
+        asked = {"k": 5, "rank": rank}
+        if isinstance(picture, int):
+            answer = api.get(f"/items/{picture}/similar", params=asked).json()
+        else:
+            answer = api.post("/search", params=asked, content=picture, headers=PNG).json()
+        expected = gallery.search(picture, k=5, rank=rank)  # type: ignore[arg-type]
+        [search] = answer["searches"]
+        assert (answer["rank"], answer["unknown"]) == (expected.rank, expected.unknown)
+        assert [hit["id"] for hit in search["hits"]] == expected.ids
+        assert [hit["distance"] for hit in search["hits"]] == pytest.approx(expected.distances, abs=1e-4)
+        assert search["looked_at"] == expected.anchors
+        assert search["compared"] == (40 if expected.rank == "class" else 160)
+        assert rank in ("auto", answer["rank"])
+        chosen.add((rank, answer["rank"]))
+    assert chosen >= {("auto", "class"), ("auto", "looks")}
+
+
+def test_without_features_everything_is_ranked_by_class(tmp_path: Path, own_gallery: Path) -> None:
+    plain = Gallery.create(tmp_path / "plain", dim=3)
+    plain.add_embeddings(np.random.default_rng(0).normal(size=(9, 3)), labels=["a", "b", "c"] * 3)
+    with client_of(plain.path) as api:
+        assert api.get("/info").json()["features"] == 0
+        assert api.get("/items/3/similar").json()["rank"] == "class"
+        refused = api.get("/items/3/similar", params={"rank": "looks"})
+        sentence = "This gallery keeps no features beside its embeddings: leave rank=looks out."
+        assert (refused.status_code, refused.json()) == (400, {"error": sentence})
+        assert api.post("/search", params={"rank": "looks"}, content=b"x", headers=PNG).status_code == 400
+    both = Gallery.open(own_gallery)
+    [id] = both.add_embeddings(both.vector(7)[None], labels=["level"])
+    with client_of(own_gallery) as api:
+        assert api.get("/info").json()["features"] == both.features > 0
+        assert api.get(f"/items/{id}/similar").json()["rank"] == "class"
+        refused = api.get(f"/items/{id}/similar", params={"rank": "looks"})
+        sentence = f"Item {id} was added without features: leave rank=looks out."
+        assert (refused.status_code, refused.json()) == (400, {"error": sentence})
 
 
 def test_bytes_and_forms_are_the_same(api: TestClient, query: Query) -> None:
@@ -85,6 +128,11 @@ def test_both_ways_side_by_side(api: TestClient, query: Query) -> None:
     assert two_stage["compared"] == 80
     assert len(two_stage["looked_at"]) == 2
     assert brute_force["compared"] == 160
+    # The same distances, although two-stage alone ranks the hits of a list by looks.
+    distances = [{hit["id"]: hit["distance"] for hit in search["hits"]} for search in (two_stage, brute_force)]
+    common = distances[0].keys() & distances[1].keys()
+    assert common
+    assert [distances[0][id] for id in common] == pytest.approx([distances[1][id] for id in common], abs=1e-4)
 
 
 def test_a_label_filter_leaves_only_these(api: TestClient, query: Query) -> None:
@@ -112,13 +160,14 @@ def test_a_search_looks_at_the_nearest_anchors_only_and_reads_no_file(
         monkeypatch.setattr(Anchors, "distances", lambda *_: pytest.fail("Distances to all anchors were computed."))
         monkeypatch.setattr(Anchors, "nearest_squares", lambda *_: np.zeros(1))  # whether the query is unknown
         monkeypatch.setattr(CalibrationFile, "_read", lambda _: pytest.fail("A file was read."))
-        monkeypatch.setattr(Gallery, "vector", lambda *_: pytest.fail("The table was read."))
+        monkeypatch.setattr(Gallery, "item_vectors", lambda *_: pytest.fail("The table was read."))
         answer = api.post("/search", content=query("level"), headers=PNG).json()
         assert answer["nearest"] == expected["nearest"]
         distances = [anchor["distance"] for anchor in answer["nearest"]]
         assert distances == sorted(distances)
-        [item] = api.get("/items/7/similar", params={"k": 1}).json()["searches"]
-        assert item["hits"][0]["id"] != 7
+        for rank in ("auto", "class", "looks"):
+            [item] = api.get("/items/7/similar", params={"k": 1, "rank": rank}).json()["searches"]
+            assert item["hits"][0]["id"] != 7
 
 
 def test_items_page_by_page(api: TestClient, built: Path) -> None:
@@ -245,6 +294,7 @@ def test_errors_are_one_sentence(api: TestClient, query: Query) -> None:
         (422, api.post("/search", params={"k": 0}, content=query("level"), headers=PNG)),
         (422, api.post("/search", params={"k": 201}, content=query("level"), headers=PNG)),
         (422, api.post("/search", params={"method": "magic"}, content=query("level"), headers=PNG)),
+        (422, api.get("/items/1/similar", params={"rank": "magic"})),
         (422, api.post("/search", files={"other": query("level")})),
         (422, api.get("/items", params={"labels": "level"})),
         (400, api.post("/search", content=b"x", headers={"Content-Type": "multipart/form-data; boundary=b"})),
@@ -376,6 +426,10 @@ def test_a_label_that_is_new_becomes_a_class(writable: TestClient, query: Query)
         assert writable.post("/items", params={"label": "new one"}, content=content, headers=PNG).status_code == 201
     assert {"name": "new one", "items": 3} in writable.get("/classes").json()["classes"]
     assert "new one" in {one["name"] for one in writable.get("/map").json()["anchors"]}
+    answer = writable.post("/search", content=query("checked", 4), headers=PNG).json()
+    near = [(anchor["distance"], anchor["name"]) for anchor in answer["nearest"]]
+    assert near == sorted(near)
+    assert "new one" in [name for _, name in near[:2]]
 
 
 def test_nothing_but_pictures_is_kept(writable: TestClient, own_gallery: Path) -> None:
@@ -485,6 +539,8 @@ def test_the_client(own_gallery: Path, stripe_files: Path, serving_in_thread: Ca
             found = client.search(picture, k=3, labels=["slanted", "level"])
             assert found["searches"][0]["hits"][0]["label"] == "slanted"
         assert len(client.search(4, method="both")["searches"]) == 2
+        assert client.search(file, rank="class")["rank"] == "class"
+        assert [client.search(query, rank="looks")["rank"] for query in (4, file)] == ["looks", "looks"]
         assert len(list(client.items())) == 160
         assert len(list(client.items("level"))) == 40
         assert client.thumbnail(0)[:2] == b"\xff\xd8"

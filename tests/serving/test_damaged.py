@@ -59,6 +59,23 @@ def test_damaged_lists_are_rebuilt_while_it_serves(gallery: Path) -> None:
         assert api.get("/classes").json()["classes"] == [{"name": "a", "items": 25}, {"name": "b", "items": 25}]
 
 
+@pytest.mark.parametrize("folder", ["lists", "looks"])
+def test_damage_in_either_space_is_rebuilt_while_it_serves(own_gallery: Path, folder: str) -> None:
+    def similar(api: TestClient, rank: str) -> list[dict[str, object]]:
+        hits: list[dict[str, object]] = api.get("/items/3/similar", params={"rank": rank}).json()["searches"][0]["hits"]
+        return hits
+
+    with TestClient(create_app(own_gallery), base_url="http://localhost/api/v1") as api:
+        expected = {rank: similar(api, rank) for rank in ("auto", "class", "looks")}
+    (file,) = own_gallery.glob(f"{folder}/*/vectors.npy")
+    content = bytearray(file.read_bytes())
+    content[128:] = bytes(len(content) - 128)
+    file.write_bytes(content)
+    with TestClient(create_app(own_gallery), base_url="http://localhost/api/v1") as api:
+        for rank, hits in expected.items():
+            assert similar(api, rank) == hits
+
+
 def test_an_item_whose_lists_are_damaged_is_searched_from_the_table(gallery: Path) -> None:
     with TestClient(create_app(gallery), base_url="http://localhost/api/v1") as api:
         expected = api.get("/items/3/similar").json()["searches"][0]["hits"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -10,9 +11,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Locator, Page, ViewportSize, expect, sync_playwright
+
+from kedge.gallery import Gallery
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 CLASSES = ["checked", "level", "slanted", "upright"]
@@ -162,6 +166,56 @@ def test_controls_act_at_once(open_page: Open, address: str, query: Callable[...
     expect(at(page, "label-chip")).to_have_count(1)
     expect(at(page, "hit").first).to_have_attribute("data-label", "slanted")
     assert set(labels(page)) == {"slanted"}
+
+
+def test_hits_are_ranked_by_class_or_by_looks(
+    open_page: Open, address: str, query: Callable[..., bytes], black_picture: bytes
+) -> None:
+    page = open_page(address)
+    drop(page, query("level"))
+    expect(at(page, "ranked")).to_have_text("Ranked by class: level")
+    at(page, "rank-auto").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    expect(at(page, "rank-looks")).to_be_checked()
+    expect(at(page, "ranked")).to_have_text("Ranked by looks, of any class")
+    expect(at(page, "probes")).to_be_hidden()
+    at(page, "hit-search").first.click()
+    expect(page).to_have_url(re.compile(r"item=\d+&rank=looks$"))
+    expect(at(page, "ranked")).to_have_text("Ranked by looks, of any class")
+    page.reload()
+    expect(at(page, "rank-looks")).to_be_checked()
+    expect(at(page, "ranked")).to_have_text("Ranked by looks, of any class")
+    at(page, "rank-class").check(force=True)
+    expect(at(page, "ranked")).to_have_text("Ranked by class: level")
+    at(page, "rank-auto").check(force=True)
+    at(page, "file").set_input_files({"name": "black.png", "mimeType": "image/png", "buffer": black_picture})
+    expect(at(page, "ranked")).to_have_text("Ranked by looks: unlike any trained class")
+    expect(at(page, "unknown")).to_be_visible()
+
+
+def test_lists_without_a_class_are_nobodys_anchors(open_page: Open, serving_in_thread: Serving, tmp_path: Path) -> None:
+    gallery = Gallery.create(tmp_path / "plain", dim=4)
+    names = [f"{number}.jpg" for number in range(60)]
+    gallery.add_embeddings(np.random.default_rng(0).normal(size=(60, 4)), paths=names)
+    with serving_in_thread(gallery.path) as server:
+        page = open_page(server.url, "/?rank=looks&probes=3")  # of another gallery
+        at(page, "starter").first.click()
+        expect(page.locator(".lists")).to_have_text("Looked into 3 lists")
+        for name in ("rank-auto", "label-filter", "ranked", "anchor-chip"):
+            expect(at(page, name)).to_be_hidden()
+        assert "rank" not in page.url
+        expect(at(page, "about")).to_contain_text("k-means")
+        check_accessibility(page)
+        nameless = re.compile("anchor|unnamed|no label|null", re.IGNORECASE)
+        assert not nameless.search(page.locator("main").inner_text())
+        at(page, "view-map").click()
+        expect(at(page, "map")).to_have_attribute("data-query", "true")
+        expect(page.locator("#map-summary")).to_have_text(
+            "60 pictures. The query is the ringed cross. Its hits are ringed."
+        )
+        expect(at(page, "legend")).to_be_hidden()
+        assert not nameless.search(page.locator("main").inner_text())
 
 
 def test_both_ways_side_by_side(open_page: Open, address: str, query: Callable[..., bytes]) -> None:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+from rich.progress import track
 
 from kedge.audit.report import Finding, Kind
+from kedge.console import stderr
+from kedge.errors import ImageError
 from kedge.gallery import Gallery
 from kedge.gallery.snapshot import Items as GalleryItems
+from kedge.images import prefetch, read_image
+from kedge.images.phash import perceptual_hash
 
 __all__ = ["Items"]
 
@@ -52,10 +58,15 @@ class Items(GalleryItems):
 
     @cached_property
     def perceptual_hashes(self) -> np.ndarray:
-        """63 bits per image; -1 where the gallery has none, and for an image of one colour."""
-        hashes = np.full(len(self), -1, np.int64)
-        for rows, values in self._column("phash"):
-            hashes[rows] = values
+        """63 bits per image, of its thumbnail or file; -1 where neither is there, and for an image of one colour."""
+        hashes, hashed = np.full(len(self), -1, np.int64), np.zeros(len(self), bool)
+        for rows, contents in self._column("thumbnail"):
+            hashes[rows], hashed[rows] = list(prefetch(_hash, contents)), True
+        others = np.flatnonzero(~hashed)
+        console = stderr()
+        bar: dict[str, Any] = {"console": console, "transient": True, "disable": not console.is_terminal}
+        files = (self.describe(row)[0] for row in others.tolist())
+        hashes[others] = list(track(prefetch(_hash, files), "reading images", len(others), **bar))
         return np.where(hashes == 0, -1, hashes)
 
     def _column(self, name: str) -> Iterator[tuple[np.ndarray, list[Any]]]:
@@ -75,6 +86,13 @@ class Items(GalleryItems):
         """Something about the item in a row."""
         path, label = self.describe(row)
         return Finding(kind, int(self.ids[row]), path, label, float(score), float(distance), **others)
+
+
+def _hash(image: str | bytes | None) -> int:
+    """The perceptual hash of a file or of its content; -1 where it cannot be read."""
+    with suppress(ImageError):
+        return -1 if image is None else perceptual_hash(read_image(image))
+    return -1
 
 
 def _digest(content: bytes) -> np.ndarray:

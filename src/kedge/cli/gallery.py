@@ -35,6 +35,7 @@ def info(
         "items": f"{len(opened):,}",
         "classes": f"{len(labels | learned):,}, {len(learned):,} of them learned",
         "dim": f"{opened.dim}",
+        **({"features": f"{opened.features}, for searches by looks"} if opened.features else {}),
         **({} if anchors.index is None else {"anchors": f"{len(anchors):,}, searched through an index over them"}),
         "lists": f"by {opened.lists}",
         "model": "none" if model is None else f"{model.encoder.name}, loss {model.loss}, {model.fingerprint}",

@@ -47,7 +47,8 @@ class FileImages:
     def __getitem__(self, rows: np.ndarray) -> np.ndarray:
         if "array" not in self.__dict__ and len(rows) <= _FEW:
             return np.array([self._read(row) for row in rows.tolist()], np.uint8).reshape(-1, *self.shape[1:])
-        return self.array[rows]
+        pixels: np.ndarray = self.array[rows]
+        return pixels
 
     @cached_property
     def array(self) -> np.ndarray:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,16 +29,24 @@ def save_calibration(where: Location | Path, calibration: Calibration) -> None:
 class CalibrationFile:
     """The calibration of a gallery, read again only where something in its folder was replaced."""
 
-    def __init__(self, folder: Path) -> None:
-        self._file = folder / FILE
-        self._watch = FolderWatch(folder)
+    def __init__(self, location: Location) -> None:
+        self._file = location.folder / FILE
+        self._watch = FolderWatch(location.folder)
+        self._max_age = location.max_age
         self._calibration: Calibration | None = None
+        self._polled = -math.inf
 
     def load(self) -> Calibration | None:
-        """The calibration, if there is one."""
-        with suppress(FileNotFoundError):
-            self._watch.poll(self._read)
+        """The calibration, if there is one; as old as a snapshot may be."""
+        if (now := time.monotonic()) - self._polled >= self._max_age:
+            with suppress(FileNotFoundError):
+                self._watch.poll(self._read)
+            self._polled = now
         return self._calibration
+
+    def invalidate(self) -> None:
+        """Look at the folder at the next call, however soon it comes: this process has written."""
+        self._polled = -math.inf
 
     def _read(self) -> None:
         if not self._file.exists():

@@ -57,7 +57,7 @@ class Gallery:
         self.thumbnails = int(manifest.thumbnails)
         self.features = int(manifest.features)
         """The size of the features that it keeps beside its embeddings; 0: it keeps none."""
-        self._calibration = CalibrationFile(self.path)
+        self._calibration = CalibrationFile(location)
         self._calibration.load()
         self._table = Table(location, self.dim, memory=memory)
         self._has_learned = learned is not None and len(learned) > 0
@@ -160,6 +160,10 @@ class Gallery:
         row = self._table.latest().row(id)
         features = row["features"] if self.features else None
         return np.asarray(row["embedding"]), features if features is not None and features.any() else None
+
+    def features_at(self, snapshot: Snapshot, id: int) -> np.ndarray | None:
+        """The features of an item in one version, from the inverted lists; None where it has none."""
+        return self._paired(snapshot).features(id)
 
     def ids(self, where: str | None = None) -> list[int]:
         """The items that match, such as `"label = 'cat'"`, in order."""
@@ -284,6 +288,7 @@ class Gallery:
                 calibration = calibration.with_cosines(known_cosines(pair, unit_rows(features)))
         with self.writing():
             save_calibration(self.location, calibration)
+            self._calibration.invalidate()
         return calibration
 
     def optimize(self, *, forget: float | None = None) -> None:
@@ -393,7 +398,7 @@ class Gallery:
             # Without a learned anchor nothing is predicted, and without an item in the looks space nothing compared.
             if rank == "looks" or (snapshot.anchors.learned and len(self._paired(snapshot).ids)):
                 matching = None if where is None else self._snapshots.matching(snapshot, where)
-                threshold, always_looks = self._cosine_threshold(), rank == "looks"
+                threshold, always_looks = self.cosine_threshold, rank == "looks"
                 search = RankedSearch(k, lists, min_candidates, exclude_id, matching, always_looks, threshold)
                 return self._search_ranked(search, snapshot, matrix, looks)
         return self._search_classes(snapshot, matrix, k, lists, min_candidates, where, exclude_id)
@@ -469,7 +474,8 @@ class Gallery:
             raise ConfigError(f"features must have {count} rows, one for each vector, found {len(matrix)}.")
         return matrix
 
-    def _cosine_threshold(self) -> float | None:
+    @property
+    def cosine_threshold(self) -> float | None:
         """The smallest cosine of a known query to its nearest item: the gallery's own or, by default, the model's."""
         if (own := self.calibration) is not None and own.cosine is not None:
             return own.cosine

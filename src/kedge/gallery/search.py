@@ -304,6 +304,8 @@ def queries_by_list(queries: int, probed: list[np.ndarray] | None) -> list[tuple
     """The lists to scan (None: all), and the queries that probe each."""
     if probed is None:
         return [(None, list(range(queries)))]
+    if queries == 1:
+        return [(number, [0]) for number in probed[0].tolist()]
     asking: dict[int | None, list[int]] = {}
     for row, numbers in enumerate(probed):
         for number in numbers.tolist():

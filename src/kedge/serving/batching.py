@@ -1,4 +1,4 @@
-"""From the bytes of an image to its embedding: decoder processes that may be killed, and one encoder for all."""
+"""From the bytes of an image to its vectors: decoder processes that may be killed, and one encoder for all."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,10 +21,20 @@ from kedge.images import Preprocessing
 from kedge.model import Model
 from kedge.serving.metrics import Metrics
 
-__all__ = ["BatchedEncoder", "Decoders"]
+__all__ = ["BatchedEncoder", "Decoders", "QueryVectors"]
 
 _PROGRAM = "from kedge.images.decoder import main; main()"
-_Request = tuple[np.ndarray, "asyncio.Future[np.ndarray]"]
+
+
+class QueryVectors(NamedTuple):
+    """One query in both spaces of a gallery."""
+
+    embedding: np.ndarray
+    features: np.ndarray | None
+    """None: the gallery keeps none of them, or not of this item."""
+
+
+_Request = tuple[np.ndarray, "asyncio.Future[QueryVectors]"]
 
 
 class BatchedEncoder:
@@ -37,9 +47,9 @@ class BatchedEncoder:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="encoder")
         self._worker: asyncio.Task[None] | None = None
 
-    async def embed(self, pixels: np.ndarray) -> np.ndarray:
-        """The embedding of one image of the size that the encoder takes."""
-        future: asyncio.Future[np.ndarray] = asyncio.get_running_loop().create_future()
+    async def embed(self, pixels: np.ndarray) -> QueryVectors:
+        """Embedding and features of one image of the size that the encoder takes."""
+        future: asyncio.Future[QueryVectors] = asyncio.get_running_loop().create_future()
         self._queue.append((pixels, future))
         if self._worker is None or self._worker.done():
             self._worker = asyncio.create_task(self._work())
@@ -49,7 +59,7 @@ class BatchedEncoder:
         loop = asyncio.get_running_loop()
         while batch := self._next_batch():
             self._metrics.batch.observe(len(batch))
-            outcomes: Sequence[np.ndarray | Exception]
+            outcomes: Sequence[QueryVectors | Exception]
             try:
                 outcomes = await loop.run_in_executor(self._thread, self._embed, [pixels for pixels, _ in batch])
             except Exception as error:
@@ -69,8 +79,10 @@ class BatchedEncoder:
                 batch.append(request)
         return batch
 
-    def _embed(self, batch: list[np.ndarray]) -> list[np.ndarray]:
-        return list(self._model.embed_pixels(torch.from_numpy(np.stack(batch))).float().cpu().numpy())
+    def _embed(self, batch: list[np.ndarray]) -> list[QueryVectors]:
+        features = self._model.features(torch.from_numpy(np.stack(batch)))
+        embeddings = self._model.embed_features(features)
+        return list(map(QueryVectors, *(vectors.float().cpu().numpy() for vectors in (embeddings, features))))
 
     def close(self) -> None:
         """Let the thread go."""

@@ -52,9 +52,11 @@ class Client:
         method: str = "two_stage",
         probes: int = 1,
         labels: Sequence[str] = (),
+        *,
+        rank: str = "auto",
     ) -> dict[str, Any]:
-        """What is most like an image (a file or its bytes) or an item (its id)."""
-        options = {"k": k, "method": method, "probes": probes, "label": list(labels)}
+        """What is most like an image (a file or its bytes) or an item (its id); `rank` as in `Gallery.search`."""
+        options = {"k": k, "method": method, "probes": probes, "label": list(labels), "rank": rank}
         if isinstance(query, int):
             return dict(self._json("GET", f"/items/{query}/similar", options))
         return dict(self._json("POST", "/search", options, _content(query)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import Path
 from pydantic import BaseModel, ConfigDict, Field
@@ -57,7 +57,7 @@ class Search(_Schema):
     method: Method
     hits: list[Hit]
     looked_at: list[str | None] = Field(description="The anchors whose lists were read, nearest first.")
-    compared: Count = Field(description="How many items these lists hold.")
+    compared: Count = Field(description="How many items these lists hold; all items where they are ranked by looks.")
     seconds: float
 
 
@@ -81,7 +81,8 @@ class Answer(_Schema):
 
     searches: list[Search]
     nearest: list[NearAnchor]
-    unknown: bool | None = Field(description="Far from every anchor; null where the gallery is not calibrated.")
+    rank: Literal["class", "looks"] = Field(description="Whether hits are ranked by class, or by looks alone.")
+    unknown: bool | None = Field(description="Unlike every trained class; null where nothing was calibrated.")
     place: tuple[Coordinate, Coordinate] | None = Field(description="On the map; null before that is drawn.")
     seconds: Seconds
     record: Count = Field(description="The version that was searched.")
@@ -198,6 +199,7 @@ class Info(_Schema):
     items: Count
     classes: Count
     dim: int
+    features: Count = Field(description="The size of the features that looks are compared by; 0: there are none.")
     lists: str
     precision: str
     thumbnails: Count

@@ -21,12 +21,13 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from kedge.errors import ConfigError, ImageError
-from kedge.gallery import Gallery
+from kedge.gallery import Gallery, Result
 from kedge.gallery.anchors import Anchors
+from kedge.gallery.gallery import Method, Rank
 from kedge.gallery.inverted_lists import DamagedLists
 from kedge.io import atomic_write
 from kedge.model import Model
-from kedge.serving.batching import BatchedEncoder, Decoders
+from kedge.serving.batching import BatchedEncoder, Decoders, QueryVectors
 from kedge.serving.catalogue import UPLOADS, Catalogue, ImageFiles
 from kedge.serving.metrics import Metrics
 from kedge.serving.projection import Projection, fitted_projection
@@ -75,10 +76,11 @@ class Service:
         """Read what the first request would wait for."""
         # One each for the map and a write, which no search waits for.
         anyio.to_thread.current_default_thread_limiter().total_tokens = _WORKERS + 2
-        await run_in_threadpool(self.catalogue)
+        catalogue = await run_in_threadpool(self.catalogue)
         if self.gallery.model is not None:
             side = self.gallery.model.preprocessing.size or 32
-            await self.embed(np.zeros((3, side, side), np.uint8))
+            query = await self.embed(np.zeros((3, side, side), np.uint8))
+            await run_in_threadpool(self.search, catalogue, query, 1)
 
     async def close(self) -> None:
         """Finish what was begun."""
@@ -129,18 +131,46 @@ class Service:
             raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, sentence)
         return await self._upload_decoders.pixels(content, model.preprocessing)
 
-    async def embed(self, pixels: np.ndarray) -> np.ndarray:
-        """The embedding of an image, in a batch with those of other requests."""
+    async def embed(self, pixels: np.ndarray) -> QueryVectors:
+        """Embedding and features of an image, in a batch with those of other requests."""
         if self._encoder is None:
             raise RuntimeError("There is no encoder.")
         return await self._encoder.embed(pixels)
 
-    def vector(self, catalogue: Catalogue, id: int) -> np.ndarray:
-        """The embedding of an item."""
+    def vectors(self, catalogue: Catalogue, id: int) -> QueryVectors:
+        """Embedding and features of an item."""
         try:
-            return catalogue.vector(id)
+            embedding = catalogue.vector(id)
+            features = self.gallery.features_at(catalogue.snapshot, id) if self.gallery.features else None
+            return QueryVectors(embedding, features)
         except DamagedLists:
-            return self.gallery.vector(id)  # the search that follows has the lists rebuilt
+            return QueryVectors(*self.gallery.item_vectors(id))  # the search that follows has the lists rebuilt
+
+    def search(
+        self,
+        catalogue: Catalogue,
+        query: QueryVectors,
+        k: int,
+        method: Method = "two_stage",
+        probes: int = 1,
+        where: str | None = None,
+        *,
+        rank: Rank = "auto",
+        exclude_id: int | None = None,
+    ) -> Result:
+        """`Gallery.search_embeddings` for one query, in one version."""
+        [result] = self.gallery.search_embeddings(
+            query.embedding[None],
+            k,
+            method,
+            probes,
+            where=where,
+            features=None if query.features is None else query.features[None],
+            rank=rank,
+            exclude_id=exclude_id,
+            snapshot=catalogue.snapshot,
+        )
+        return result
 
     async def run_projection(self, act: Callable[[Catalogue, Projection], T]) -> T:
         """Call `act` with the newest version and its map, which is fitted when first asked for; one after the other."""

@@ -2,18 +2,21 @@
 
 import { byId, make } from './dom.js';
 import { count, moment, plural } from './format.js';
-import { galleryFacts } from './gallery.js';
+import { galleryAnchors, galleryFacts } from './gallery.js';
 import { currentKey } from './key.js';
+
+const trained = ({ loss }) => (loss === 'none' ? 'not trained' : loss);
 
 function rows(facts) {
   const { record, model } = facts;
   return [
     ['Pictures', count(facts.items)],
-    ['Classes', count(facts.classes)],
+    ['Classes', facts.classes ? count(facts.classes) : 'none'],
     ['Dimension', `${count(facts.dim)}, ${facts.precision}`],
-    ['Model', model ? `${model.encoder}, ${model.loss}, ${model.size} px` : 'none: vectors only'],
+    ...(facts.features ? [['Looks', `${count(facts.features)} features`]] : []),
+    ['Model', model ? `${model.encoder}, ${trained(model)}, ${model.size} px` : 'none: vectors only'],
     ...(model ? [['Fingerprint', model.fingerprint.slice(0, 12)]] : []),
-    ['Lists by', facts.lists],
+    ['Lists by', galleryAnchors().some(({ name }) => name !== null) ? facts.lists : 'k-means'],
     ['Version', `${count(record.version)} (${plural(record.versions, 'version')} kept)`],
     ['Changed', moment(record.changed)],
     ['Unknowns', facts.calibrated ? 'recognised' : 'not calibrated'],

@@ -3,7 +3,6 @@
 import * as api from './api.js';
 import { byId, make, openDialog } from './dom.js';
 import { distance, plural } from './format.js';
-import { anchorName } from './gallery.js';
 import { fillGrid, moveByArrows } from './grid.js';
 import { emptyCards, hitCard, labelDot } from './hits.js';
 import { showError } from './notices.js';
@@ -13,16 +12,17 @@ let search = () => {};
 let opened = 0;
 
 function chip(near) {
-  const label = `${anchorName(near)}, distance ${distance(near.distance)}. Show its typical pictures`;
+  const label = `${near.name}, distance ${distance(near.distance)}. Show its typical pictures`;
   const attributes = { type: 'button', class: 'chip', 'aria-label': label, data: { testid: 'anchor-chip' } };
   return make('li', {}, make('button', { ...attributes, on: { click: () => openAnchor(near) } },
-    labelDot(near.name), anchorName(near), make('span', { class: 'chip-number' }, distance(near.distance))));
+    labelDot(near.name), near.name, make('span', { class: 'chip-number' }, distance(near.distance))));
 }
 
-/** Shows the nearest anchors, nearest first. */
+/** Shows the nearest anchors, nearest first; lists without a class have none. */
 export function showAnchors(nearest) {
-  byId('anchors').hidden = nearest.length === 0;
-  byId('anchor-chips').replaceChildren(...nearest.map(chip));
+  const named = nearest.filter(({ name }) => name !== null);
+  byId('anchors').hidden = named.length === 0;
+  byId('anchor-chips').replaceChildren(...named.map(chip));
 }
 
 /** Opens the panel with the typical pictures of an anchor. */
@@ -30,7 +30,7 @@ export async function openAnchor(near) {
   const dialog = byId('anchor-dialog');
   const grid = byId('anchor-grid');
   const turn = (opened += 1);
-  byId('anchor-title').replaceChildren(labelDot(near.name), anchorName(near));
+  byId('anchor-title').replaceChildren(labelDot(near.name), near.name);
   byId('anchor-text').textContent = 'The pictures nearest to this anchor.';
   fillGrid(grid, emptyCards(TYPICAL));
   openDialog(dialog);

@@ -101,8 +101,8 @@ export const thumbnailAddress = (id) => `${ROOT}/items/${id}/thumbnail`;
 export const thumbnail = async (id) => (await call(`/items/${id}/thumbnail`)).blob();
 
 /** Searches with a picture of the gallery ({id}) or with one of the reader's own ({blob}). */
-export function search({ id, blob }, { k, method, probes, labels }, signal) {
-  const asked = new URLSearchParams({ k, method, probes });
+export function search({ id, blob }, { k, rank, method, probes, labels }, signal) {
+  const asked = new URLSearchParams({ k, rank, method, probes });
   labels.forEach((label) => asked.append('label', label));
   if (blob) return json(`/search?${asked}`, { method: 'POST', body: blob, signal });
   return json(`/items/${id}/similar?${asked}`, { signal });

@@ -6,7 +6,7 @@ import * as api from './api.js';
 import { byId } from './dom.js';
 import { keepWithinLimits, setUpFilters, showFilters } from './filters.js';
 import { size } from './format.js';
-import { anchorName, galleryFacts, loadGallery } from './gallery.js';
+import { galleryFacts, loadGallery } from './gallery.js';
 import { setUpIntake } from './intake.js';
 import { takeKey } from './key.js';
 import { setUpLabels, showLabels } from './labels.js';
@@ -23,7 +23,7 @@ import { openAdding, openRemoving, setUpWriting } from './writing.js';
 let running = null;
 let answered = { query: null, answer: null, settings: null };
 
-const settings = () => JSON.stringify([state.k, state.method, state.probes, state.labels]);
+const settings = () => JSON.stringify([state.k, state.rank, state.method, state.probes, state.labels]);
 
 function showView() {
   const onMap = state.view === 'map';
@@ -64,7 +64,7 @@ function showAnswer(query, answer) {
   answered = { query, answer, settings: settings() };
   hideError();
   byId('unknown').hidden = answer.unknown !== true;
-  showResults(answer);
+  showResults(answer, state.rank);
   showAnchors(answer.nearest);
   showEncoding(query, answer.seconds);
   placeOnMap(answer);
@@ -186,8 +186,8 @@ function goHome(event) {
 }
 
 function addQuery() {
-  const near = answered.answer?.nearest.map(anchorName).slice(0, 3) ?? [];
-  openAdding([state.query], near);
+  const near = answered.answer?.searches[0].hits.map(({ label }) => label).filter(Boolean) ?? [];
+  openAdding([state.query], [...new Set(near)].slice(0, 3));
 }
 
 async function start() {

@@ -6,8 +6,13 @@ import { plural } from './format.js';
 import { state } from './state.js';
 
 const PAUSE = 180;
+const RANK_HINTS = {
+  auto: 'By class where it fits, else by looks.',
+  class: 'As trained: the nearest class comes first.',
+  looks: 'Whatever looks alike, of any class.',
+};
 const HINTS = {
-  two_stage: 'Nearest anchors first, then only their pictures.',
+  two_stage: 'Only the nearest lists are searched.',
   brute_force: 'Every picture of the gallery is compared.',
   both: 'Both ways side by side; hits of one alone are marked.',
 };
@@ -19,7 +24,11 @@ const mostProbes = () => Math.max(1, Math.min(galleryFacts()?.limits.probes ?? 1
 
 /** Shows the settings of the state. */
 export function showFilters() {
-  const { method, k, probes, labels } = state;
+  const { rank, method, k, probes, labels } = state;
+  byId('labels-field').hidden = galleryFacts()?.classes === 0;
+  byId('rank-field').hidden = !galleryFacts()?.features;
+  document.querySelector(`input[name=rank][value=${rank}]`).checked = true;
+  byId('rank-hint').textContent = RANK_HINTS[rank];
   document.querySelector(`input[name=method][value=${method}]`).checked = true;
   byId('method-hint').textContent = HINTS[method];
   byId('k-slide').max = mostK();
@@ -30,23 +39,25 @@ export function showFilters() {
   byId('probes').value = probes;
   byId('probes-shown').textContent = probes;
   byId('probes').setAttribute('aria-valuetext', plural(Number(probes), 'list'));
-  byId('probes-field').hidden = method === 'brute_force';
+  byId('probes-field').hidden = method === 'brute_force' || rank === 'looks';
   const only = labels.length ? ` · ${plural(labels.length, 'label')}` : '';
-  byId('settings-brief').textContent = `${NAMES[method]} · ${k}${only}`;
+  const by = rank === 'auto' ? '' : ` · by ${rank}`;
+  byId('settings-brief').textContent = `${NAMES[method]}${by} · ${k}${only}`;
 }
 
 /** Brings numbers of a shared address into what this server allows. */
 export function keepWithinLimits() {
   state.k = within(state.k, mostK());
   state.probes = within(state.probes, mostProbes());
+  if (!galleryFacts().features) state.rank = 'auto';
 }
 
 /** Wires the controls; `onChange` is called after the state was changed. */
 export function setUpFilters(onChange) {
   const soon = paused(onChange, PAUSE);
-  document.querySelectorAll('input[name=method]').forEach((radio) => {
+  document.querySelectorAll('input[name=method], input[name=rank]').forEach((radio) => {
     radio.addEventListener('change', () => {
-      state.method = radio.value;
+      state[radio.name] = radio.value;
       showFilters();
       onChange();
     });

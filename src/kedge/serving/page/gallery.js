@@ -23,8 +23,5 @@ export const galleryClasses = () => classes;
 /** [{anchor, name, items}] */
 export const galleryAnchors = () => anchors;
 
-/** What to call an anchor. */
-export const anchorName = ({ anchor, name }) => name ?? `Anchor ${anchor}`;
-
 /** What to call the picture of an item or a hit. */
 export const itemName = ({ id, name }) => name ?? `Picture ${id}`;

@@ -3,7 +3,7 @@
 import { icon, make } from './dom.js';
 import { labelColour } from './colours.js';
 import { distance } from './format.js';
-import { galleryFacts, itemName } from './gallery.js';
+import { galleryClasses, galleryFacts, itemName } from './gallery.js';
 import { picture } from './pictures.js';
 
 /** The coloured dot of a label, as on the map. */
@@ -11,6 +11,16 @@ export function labelDot(label) {
   const dot = make('span', { class: 'dot', 'aria-hidden': 'true' });
   dot.style.setProperty('--dot', labelColour(label));
   return dot;
+}
+
+/** What a picture is called first: its label or, in a gallery without any, its name. */
+export const labelWords = (item) => item.label ?? (galleryClasses().length ? 'no label' : itemName(item));
+
+/** The same as the first line of a card. */
+export function labelLine(item) {
+  if (!galleryClasses().length) return make('span', { class: 'hit-name' }, itemName(item));
+  return make('span', { class: 'hit-line' }, labelDot(item.label),
+    make('span', { class: 'hit-label' }, labelWords(item)));
 }
 
 function removeButton(hit, onRemove) {
@@ -22,21 +32,22 @@ function removeButton(hit, onRemove) {
 
 /** A card for a hit; `rate` fills in what changes from search to search. */
 export function hitCard(hit, { onSearch, onRemove }) {
-  const label = hit.label ?? 'no label';
+  const label = labelWords(hit);
   const shown = make('span', { class: 'hit-distance' });
   const fill = make('span', { class: 'bar-fill' });
   const only = make('span', { class: 'only', hidden: true }, 'only here');
+  const title = hit.label === null ? itemName(hit) : `${label} · ${itemName(hit)}`;
   const search = make(
     'button',
-    { type: 'button', class: 'hit-search', title: `${label} · ${itemName(hit)}`, data: { testid: 'hit-search' } },
+    { type: 'button', class: 'hit-search', title, data: { testid: 'hit-search' } },
     picture(hit),
     make('span', { class: 'hit-hint', 'aria-hidden': 'true' }, icon('search'), 'Find similar'),
     make(
       'span',
       { class: 'hit-words' },
-      make('span', { class: 'hit-line' }, labelDot(hit.label), make('span', { class: 'hit-label' }, label)),
+      labelLine(hit),
       make('span', { class: 'hit-line' }, make('span', { class: 'bar' }, fill), shown),
-      hit.name === null ? null : make('span', { class: 'hit-name' }, hit.name),
+      hit.name === null || hit.name === label ? null : make('span', { class: 'hit-name' }, hit.name),
     ),
   );
   search.addEventListener('click', () => onSearch({ id: hit.id, name: hit.name, label: hit.label }));

@@ -2,8 +2,7 @@
 
 import * as api from './api.js';
 import { byId, make } from './dom.js';
-import { anchorName } from './gallery.js';
-import { labelDot } from './hits.js';
+import { labelDot, labelWords } from './hits.js';
 import { drawMap } from './mapdraw.js';
 import { describeMap, showLegend, showPinned } from './maplegend.js';
 import { moveMap } from './mapmove.js';
@@ -82,8 +81,8 @@ function showTip(at) {
   const tip = byId('map-tip');
   if (at === look.aim && !tip.hidden) return;
   const item = describePoint(at);
-  const label = item.label ?? 'no label';
-  tip.replaceChildren(picture(item), make('span', {}, labelDot(item.label), label));
+  const label = labelWords(item);
+  tip.replaceChildren(picture(item), make('span', {}, item.label && labelDot(item.label), label));
   tip.setAttribute('aria-label', `Search with picture ${item.id}, ${label}`);
   tip.dataset.id = item.id;
   tip.hidden = false;
@@ -130,7 +129,7 @@ const acts = {
     const at = nearestPoint(view.width / 2, view.height / 2, Infinity);
     if (at === null) return;
     showTip(at);
-    announce(`${describePoint(at).label ?? 'no label'}, picture ${map.data.id[at]}`);
+    announce(`${labelWords(describePoint(at))}, picture ${map.data.id[at]}`);
   },
   choose() {
     if (look.aim === null) acts.aim();
@@ -152,7 +151,8 @@ function pin(group) {
 async function load() {
   byId('map-wait').hidden = false;
   const answer = await api.map();
-  map = { classes: answer.classes, anchors: answer.anchors, data: answer.items, total: answer.total };
+  const anchors = answer.anchors.filter(({ name }) => name !== null); // lists without a class are nobody's anchors
+  map = { classes: answer.classes, anchors, data: answer.items, total: answer.total };
   view.fit([...map.data.x, ...map.anchors.map(({ x }) => x)], [...map.data.y, ...map.anchors.map(({ y }) => y)]);
   pinned = null;
   look.highlight = null;
@@ -180,7 +180,7 @@ export function placeOnMap(answer) {
   look.hits = new Set(answer?.searches.flatMap(({ hits }) => hits.map(({ id }) => id)) ?? []);
   look.place = answer?.place ?? null;
   look.nearest = answer?.nearest.map(({ anchor }) => anchor) ?? [];
-  look.nearestName = answer?.nearest.length ? anchorName(answer.nearest[0]) : null;
+  look.nearestName = answer?.nearest[0]?.name ?? null;
   if (map) describeMap(map, look);
   redraw();
 }

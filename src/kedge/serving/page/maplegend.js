@@ -22,6 +22,7 @@ function neighbour(anchors, own) {
 /** Fills the legend; `onHighlight(index | null)` follows the pointer and the focus, `onPin(index)` a click. */
 export function showLegend(map, { onHighlight, onPin }) {
   const numbers = perClass(map);
+  byId('legend-card').hidden = map.classes.length === 0;
   byId('legend').replaceChildren(...map.classes.map((name, index) => {
     const dot = labelDot(name);
     dot.dataset.shape = classShape(index, map.classes.length);
@@ -55,9 +56,11 @@ export function describeMap(map, { hits, place, nearestName }) {
   const shown = map.data.id.length;
   const all = shown < map.total ? `${count(shown)} of ${plural(map.total, 'picture')}` : plural(shown, 'picture');
   const query = place ? ` The query is the ringed cross${nearestName ? `, nearest to ${nearestName}` : ''}.` : '';
+  const classes = map.classes.length ? ` in ${plural(map.classes.length, 'class', 'classes')}` : '';
   const ringed = hits.size ? ' Its hits are ringed.' : '';
   byId('map-summary').textContent =
-    `${all} in ${plural(map.classes.length, 'class', 'classes')}; diamonds are anchors.${query}${ringed}`;
+    `${all}${classes}${map.anchors.length ? '; diamonds are anchors' : ''}.${query}${ringed}`;
+  byId('map-text').hidden = map.classes.length === 0;
   byId('map-table').replaceChildren(...map.classes.map((name, index) => {
     const own = map.anchors.find((anchor) => anchor.name === name);
     return make('tr', {}, make('th', { scope: 'row' }, name), make('td', {}, count(numbers[index])),

@@ -41,8 +41,8 @@ export function showQuery(query) {
 /** Names the item that is searched with. */
 export function showItem(query, item) {
   if (!sameQuery(query, shown)) return;
-  const label = make('span', { class: 'together' }, labelDot(item.label), item.label ?? 'no label');
-  describe(itemName(item), 'From the gallery · ', label);
+  const label = item.label && [' · ', make('span', { class: 'together' }, labelDot(item.label), item.label)];
+  describe(itemName(item), 'From the gallery', ...(label ?? []));
 }
 
 /** Says how long the encoder took for the reader's picture. */

@@ -1,7 +1,7 @@
 /** The results: one column for each method, all distances on the same scale. */
 
 import { byId, make } from './dom.js';
-import { emptyCards, hitCard, labelDot } from './hits.js';
+import { emptyCards, hitCard, labelDot, labelWords } from './hits.js';
 import { count, distance, plural, share, short, time } from './format.js';
 import { galleryFacts } from './gallery.js';
 import { fillGrid, moveByArrows } from './grid.js';
@@ -40,25 +40,35 @@ function columnOf(method) {
   return columns.get(method);
 }
 
-function showLists(place, { method, looked_at: lists }) {
-  if (method === 'brute_force') {
-    place.textContent = 'Looked into every list';
+function showLists(place, { method, looked_at: lists }, rank) {
+  const named = lists.filter((name) => name !== null);
+  place.title = named.join(', ');
+  if (rank === 'looks' || !named.length) {
+    const number = method === 'brute_force' ? 'every list' : plural(lists.length, 'list');
+    place.textContent = rank === 'looks' ? '' : `Looked into ${number}`;
     return;
   }
   const more = lists.length - LISTS_SHOWN;
   const names = lists.slice(0, LISTS_SHOWN).flatMap((name) => [
-    make('span', { class: 'together' }, labelDot(name), name ?? 'unnamed'), ' ']);
+    make('span', { class: 'together' }, labelDot(name), name), ' ']);
   place.replaceChildren('Looked into ', ...names, more > 0 ? `and ${plural(more, 'other')}` : '');
-  place.title = lists.join(', ');
 }
 
-function showSearch(search, others, largest) {
+/* How the hits were ranked, and why. */
+function rankWords({ rank, searches: [{ looked_at: lists, hits }] }, asked) {
+  if (rank === 'looks') return ['Ranked by looks', asked === 'looks' ? ', of any class' : ': unlike any trained class'];
+  const name = lists[0] ?? hits[0]?.anchor ?? null;
+  if (name === null) return ['Ranked by distance'];
+  return ['Ranked by class: ', make('span', { class: 'together' }, labelDot(name), name)];
+}
+
+function showSearch(search, others, largest, rank) {
   const parts = columnOf(search.method);
   const total = galleryFacts().items;
   parts.time.textContent = time(search.seconds);
   parts.compared.textContent = `Compared with ${count(search.compared)} of ${count(total)}`;
   parts.meter.style.inlineSize = `${total ? Math.min(1, search.compared / total) * 100 : 0}%`;
-  showLists(parts.lists, search);
+  showLists(parts.lists, search, rank);
 
   const cards = new Map();
   for (const hit of search.hits) {
@@ -73,36 +83,41 @@ function showSearch(search, others, largest) {
   return parts.column;
 }
 
-function verdict([quick, thorough]) {
+function verdict([quick, thorough], rank) {
   if (!quick.hits.length && thorough.hits.length) return 'Two-stage found no such picture in the lists it looked into.';
   const ids = new Set(thorough.hits.map(({ id }) => id));
   const common = quick.hits.filter(({ id }) => ids.has(id)).length;
   const all = Math.max(quick.hits.length, thorough.hits.length);
   const same = common === all ? `Both found the same ${plural(all, 'picture')}.`
     : `${common} of ${all} hits in common.`;
+  if (rank === 'looks') return `${same} By looks, both search all pictures.`;
   const faster = thorough.seconds / quick.seconds;
   const speed = faster >= 1 ? `was ${short(faster)} times as fast` : `took ${short(1 / faster)} times as long`;
   const part = thorough.compared ? quick.compared / thorough.compared : 0;
   return `${same} Two-stage compared with ${share(part)} of the pictures and ${speed}.`;
 }
 
-/** Shows an answer of the server. */
-export function showResults({ searches }) {
+/** Shows an answer of the server; `asked` is the rank that was asked for. */
+export function showResults(answer, asked) {
+  const { searches, rank } = answer;
   const largest = Math.max(0, ...searches.flatMap(({ hits }) => hits.map((hit) => hit.distance)));
   const ids = searches.map(({ hits }) => new Set(hits.map(({ id }) => id)));
-  const shown = searches.map((search, at) => showSearch(search, searches.length > 1 ? ids[1 - at] : null, largest));
+  const shown = searches.map((search, at) => showSearch(search, searches.length > 1 ? ids[1 - at] : null, largest,
+    rank));
   const place = byId('results');
   place.dataset.columns = shown.length;
   if (shown.length !== place.children.length || shown.some((column, at) => column !== place.children[at])) {
     place.replaceChildren(...shown);
   }
   byId('verdict').hidden = searches.length < 2;
-  if (searches.length > 1) byId('verdict').textContent = verdict(searches);
+  if (searches.length > 1) byId('verdict').textContent = verdict(searches, rank);
+  byId('ranked').hidden = !galleryFacts().features;
+  byId('ranked').replaceChildren(...(galleryFacts().features ? rankWords(answer, asked) : []));
 
   const { hits } = searches.find((one) => one.hits.length) ?? searches[0];
   byId('found-title').textContent = hits.length ? plural(hits.length, 'nearest picture') : 'No pictures found';
-  const nearest = hits[0] ? `, nearest: ${hits[0].label ?? 'no label'}, ${distance(hits[0].distance)}` : '';
-  announce(`${plural(hits.length, 'result')}${nearest}`);
+  const nearest = hits[0] ? `, nearest: ${labelWords(hits[0])}, ${distance(hits[0].distance)}` : '';
+  announce(`${plural(hits.length, 'result')}${nearest}. ${byId('ranked').textContent}`);
 }
 
 /** Before the first answer: as many empty cards as pictures were asked for. */

@@ -4,7 +4,7 @@ import * as api from './api.js';
 import { byId, make } from './dom.js';
 import { galleryAnchors, itemName } from './gallery.js';
 import { fillGrid, moveByArrows } from './grid.js';
-import { emptyCards, labelDot } from './hits.js';
+import { emptyCards, labelLine } from './hits.js';
 import { picture } from './pictures.js';
 
 const SHOWN = 12;
@@ -37,14 +37,12 @@ async function startingItems() {
 function card(item, onSearch) {
   const { id, name } = item;
   const attributes = { type: 'button', class: 'hit-search', title: itemName(item), data: { testid: 'starter' } };
-  const label = item.label ?? 'no label';
-  attributes['aria-label'] = `Search with ${itemName(item)}, ${label}`;
+  attributes['aria-label'] = `Search with ${itemName(item)}${item.label === null ? '' : `, ${item.label}`}`;
   return make('article', { class: 'hit', data: { id } }, make(
     'button',
     { ...attributes, on: { click: () => onSearch({ id, name, label: item.label }) } },
     picture(item),
-    make('span', { class: 'hit-words' }, make('span', { class: 'hit-line' }, labelDot(item.label),
-      make('span', { class: 'hit-label' }, label))),
+    make('span', { class: 'hit-words' }, labelLine(item)),
   ));
 }
 

@@ -1,12 +1,13 @@
 /** What is asked for and how it is shown; kept in the address, so that Back, reload and sharing work. */
 
 const METHODS = ['two_stage', 'brute_force', 'both'];
-const PLAIN = { k: 20, method: 'two_stage', probes: 1, view: 'results' };
+const RANKS = ['auto', 'class', 'looks'];
+const PLAIN = { k: 20, rank: 'auto', method: 'two_stage', probes: 1, view: 'results' };
 
 /* Pictures that were dropped have no address: they are kept here, and the history entry holds their number. */
 const kept = new Map();
 
-/** {query: {id} | {picture, blob, name} | null, k, method, probes, labels, view} */
+/** {query: {id} | {picture, blob, name} | null, k, rank, method, probes, labels, view} */
 export const state = { query: null, labels: [], ...PLAIN };
 
 const wholeNumber = (text, otherwise) => (/^\d{1,9}$/.test(text ?? '') && Number(text) > 0 ? Number(text) : otherwise);
@@ -23,6 +24,7 @@ export function readState() {
   const asked = new URLSearchParams(location.search);
   state.k = wholeNumber(asked.get('k'), PLAIN.k);
   state.probes = wholeNumber(asked.get('probes'), PLAIN.probes);
+  state.rank = RANKS.includes(asked.get('rank')) ? asked.get('rank') : PLAIN.rank;
   state.method = METHODS.includes(asked.get('method')) ? asked.get('method') : PLAIN.method;
   state.view = asked.get('view') === 'map' ? 'map' : PLAIN.view;
   state.labels = [...new Set(asked.getAll('label'))];

@@ -29,6 +29,7 @@ def info(service: ServiceDependency) -> schemas.Info:
     """The facts of the gallery."""
     gallery = service.gallery
     catalogue, versions = service.catalogue(), gallery.versions()
+    calibrated = gallery.calibration is not None or (gallery.features > 0 and gallery.cosine_threshold is not None)
     changed = versions[-1].time.astimezone(UTC).isoformat(timespec="seconds") if versions else None
     return schemas.Info(
         name=gallery.location.name,
@@ -36,12 +37,13 @@ def info(service: ServiceDependency) -> schemas.Info:
         items=len(catalogue),
         classes=len(catalogue.label_names),
         dim=gallery.dim,
+        features=gallery.features,
         lists=gallery.lists,
         precision=gallery.precision,
         thumbnails=gallery.thumbnails,
         record=schemas.RecordInfo(version=catalogue.snapshot.version, versions=len(versions), changed=changed),
         model=service.model_info,
-        calibrated=gallery.calibration is not None,
+        calibrated=calibrated,
         writable=service.settings.writable,
         limits=schemas.Limits(bytes=service.settings.max_bytes, k=MAX_K, probes=MAX_PROBES),
     )

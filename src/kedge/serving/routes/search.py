@@ -3,16 +3,20 @@
 # No `from __future__ import annotations`: FastAPI evaluates those of SearchOptions without this module's names.
 import time
 from collections.abc import Iterable
+from dataclasses import replace
+from http import HTTPStatus
 from typing import Annotated, NamedTuple
 
 import numpy as np
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 
-from kedge.gallery import Hit
-from kedge.gallery.gallery import Method
+from kedge.gallery import Hit, Result
+from kedge.gallery.gallery import Method, Rank
 from kedge.serving import schemas
-from kedge.serving.catalogue import shown_name
+from kedge.serving.batching import QueryVectors
+from kedge.serving.catalogue import Catalogue, shown_name
 from kedge.serving.schemas import MAX_K, MAX_PROBES, Id
 from kedge.serving.service import Service, ServiceDependency
 from kedge.serving.uploads import REQUEST_BODY
@@ -37,6 +41,9 @@ class SearchOptions(NamedTuple):
         schemas.Method.two_stage
     )
     probes: Annotated[int, Query(ge=1, le=MAX_PROBES, description="How many lists a two-stage search reads.")] = 1
+    rank: Annotated[
+        Rank, Query(description="What makes items alike; auto: looks where an image is unlike every trained class.")
+    ] = "auto"
     label: Annotated[list[str], Query(max_length=64, description="Only items with one of these labels.")] = []  # noqa: RUF012
 
 
@@ -46,19 +53,21 @@ Options = Annotated[SearchOptions, Depends(SearchOptions)]
 @router.post("/search", openapi_extra=REQUEST_BODY)
 async def search(request: Request, options: Options, service: ServiceDependency) -> schemas.Answer:
     """The items most like an image."""
+    _check_rank(service, options)
     # A slot is taken once the body has arrived: who sends slowly keeps nobody else waiting.
     async with service.uploads.image(request) as content, service.slot():
         started = time.perf_counter()
         pixels = await service.pixels(content)
         decoded = time.perf_counter()
-        vector = await service.embed(pixels)
+        vectors = await service.embed(pixels)
         encoder = time.perf_counter() - decoded
-        return await run_in_threadpool(_answer, service, vector, options, started, encoder)
+        return await run_in_threadpool(_answer, service, vectors, options, started, encoder)
 
 
 @router.get("/items/{id}/similar")
 async def similar(id: Id, options: Options, service: ServiceDependency) -> schemas.Answer:
     """The items most like another one."""
+    _check_rank(service, options)
     async with service.slot():
         return await run_in_threadpool(_answer, service, id, options, time.perf_counter(), None)
 
@@ -71,47 +80,63 @@ def hit_schemas(hits: Iterable[Hit]) -> list[schemas.Hit]:
     ]
 
 
+def _check_rank(service: Service, options: SearchOptions) -> None:
+    if options.rank == "looks" and not service.gallery.features:
+        sentence = "This gallery keeps no features beside its embeddings: leave rank=looks out."
+        raise HTTPException(HTTPStatus.BAD_REQUEST, sentence)
+
+
 def _answer(
-    service: Service, query: np.ndarray | int, options: SearchOptions, started: float, encoder: float | None
+    service: Service, asked: QueryVectors | int, options: SearchOptions, started: float, encoder: float | None
 ) -> schemas.Answer:
-    """What one version of the gallery holds that is like an embedding, or like an item (its id)."""
+    """What one version of the gallery holds that is like an image, or like an item (its id)."""
     catalogue = service.catalogue()
-    exclude_id = query if isinstance(query, int) else None
-    vector = service.vector(catalogue, query) if isinstance(query, int) else query
+    exclude_id = asked if isinstance(asked, int) else None
+    query = service.vectors(catalogue, asked) if isinstance(asked, int) else asked
+    if options.rank == "looks" and query.features is None:
+        sentence = f"Item {exclude_id} was added without features: leave rank=looks out."
+        raise HTTPException(HTTPStatus.BAD_REQUEST, sentence)
     quoted = ", ".join("'" + label.replace("'", "''") + "'" for label in options.label)
-    anchors = catalogue.snapshot.anchors
-    nearest = anchors.nearest(vector[None], min(max(options.probes, _NEAREST_ANCHORS), len(anchors)))[0]
-    compared = {"two_stage": catalogue.list_sizes[nearest[: options.probes]].sum(), "brute_force": len(catalogue)}
-    searches = []
-    for method in _METHODS[options.method]:
-        [result] = service.gallery.search_embeddings(
-            vector[None],
-            options.k,
-            method,
-            options.probes,
-            where=f"label IN ({quoted})" if quoted else None,
-            exclude_id=exclude_id,
-            snapshot=catalogue.snapshot,
+    where = f"label IN ({quoted})" if quoted else None
+
+    def search(method: Method, rank: Rank) -> Result:
+        result = service.search(
+            catalogue, query, options.k, method, options.probes, where, rank=rank, exclude_id=exclude_id
         )
         service.metrics.searched.labels(method).observe(result.seconds)
-        search = schemas.Search(
-            method=schemas.Method(method),
-            hits=hit_schemas(result),
-            looked_at=result.anchors if method == "two_stage" else [],
-            compared=int(compared[method]),
-            seconds=result.seconds,
-        )
-        searches.append(search)
-    shown = nearest[:_NEAREST_ANCHORS]
-    distances = np.linalg.norm(anchors.vectors[shown] - vector, axis=1)
+        return result
+
+    methods, rank, decided = _METHODS[options.method], options.rank, None
+    if len(methods) > 1 and rank == "auto":
+        # Both by the same distances, embeddings' or features': else they could not be compared.
+        decided = search(methods[0], rank)
+        rank = decided.rank
+    results = {method: search(method, rank) for method in methods}
+    decided = decided or results[methods[0]]
+    # Of all anchors, also where others route the search.
+    anchors = replace(catalogue.snapshot.anchors, learned_first=False)
+    nearest = anchors.nearest(query.embedding[None], min(_NEAREST_ANCHORS, len(anchors)))[0]
+    distances = np.linalg.norm(anchors.vectors[nearest] - query.embedding, axis=1)
     return schemas.Answer(
-        searches=searches,
+        searches=[_search_schema(catalogue, query, method, result) for method, result in results.items()],
         nearest=[
             schemas.NearAnchor(anchor=anchor, name=anchors.names[anchor], distance=distance)
-            for anchor, distance in zip(shown.tolist(), distances.tolist(), strict=True)
+            for anchor, distance in zip(nearest.tolist(), distances.tolist(), strict=True)
         ],
-        unknown=result.unknown,
-        place=service.place(vector),
+        rank=decided.rank,
+        unknown=decided.unknown,
+        place=service.place(query.embedding),
         seconds=schemas.Seconds(encoder=encoder, total=time.perf_counter() - started),
         record=catalogue.snapshot.version,
+    )
+
+
+def _search_schema(catalogue: Catalogue, query: QueryVectors, method: Method, result: Result) -> schemas.Search:
+    in_lists = method == "two_stage" and result.rank == "class"
+    return schemas.Search(
+        method=schemas.Method(method),
+        hits=hit_schemas(result),
+        looked_at=result.anchors if in_lists else [],
+        compared=catalogue.items_in(result.anchors, query.embedding) if in_lists else len(catalogue),
+        seconds=result.seconds,
     )
