@@ -16,6 +16,7 @@ other pictures of the class, so an audit of embeddings does not see them.
 from __future__ import annotations
 
 import argparse
+import csv
 import io
 import json
 import shutil
@@ -29,7 +30,7 @@ import torch
 from PIL import Image
 
 import kedge
-from kedge.audit import Audit, audit
+from kedge.audit import Audit, apply_fixes, audit
 from kedge.datasets import sample
 from kedge.gallery import Gallery
 from kedge.model import Model
@@ -196,34 +197,38 @@ def audit_photos(source: Path, seed: int, model: Model) -> dict[str, Any]:
         found = audit(gallery)
         seconds = time.perf_counter() - start
         pairs = {frozenset((one.path, one.other_path)) for one in found.by_kind("near duplicate", "duplicate")}
-        planted = {copy: frozenset((str(copy), str(original))) for copy, original in originals.items()}
+        planted = {frozenset((str(copy), str(original))) for copy, original in originals.items()}
         accused = found.by_kind("wrong label")
         truth = {str(file): name for file, name in wrong.items()}
         places = [place for place, one in enumerate(accused, 1) if one.path in truth]
         likely = [one for one in accused if one.likely]
-        # The same photos as they were.
-        for copy in originals:
-            copy.unlink()
-        for file, name in wrong.items():
-            file.rename(folder / name / file.name)
-        clean = Gallery.create(Path(temporary, "clean"), model)
-        clean.add(folder)
+        named = {path for pair in pairs for path in pair}
+        # The same photos as they were: what was planted is put right, as a user would.
+        with Path(temporary, "planted.csv").open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(("accept", "kind", "score", "id", "label", "suggestion", "path"))
+            for id in gallery.ids():
+                path = Path(str(gallery.item(id).path))
+                if path in wrong:
+                    writer.writerow(("yes", "wrong label", 1, id, path.parent.name, wrong[path], path))
+                elif path in originals:
+                    writer.writerow(("yes", "near duplicate", 1, id, path.parent.name, "", path))
+        fixes = apply_fixes(gallery, Path(temporary, "planted.csv"))
+        assert fixes[:2] == (len(wrong), len(originals))
         return {
             "seed": seed,
             "items": found.items,
             "copies_found": {
-                kind: sum(planted[copy] in pairs for copy in planted if copy.name.startswith(kind))
+                kind: sum(str(copy) in named for copy in originals if copy.name.startswith(kind))
                 for kind in ("resized", "recompressed", "cropped")
             },
-            "other_pairs": sorted(
-                sorted(Path(str(path)).name for path in pair) for pair in pairs - {*planted.values()}
-            ),
+            "other_pairs": sorted(sorted(Path(str(path)).name for path in pair) for pair in pairs - planted),
             "wrong_labels_in_headline": len(likely),
             "of_them_planted": sum(one.path in truth for one in likely),
             "suggested_right": sum(truth.get(str(one.path)) == one.suggestion for one in likely),
             "planted_in_first": {str(count): sum(place <= count for place in places) for count in (8, 10, 12, 16)},
             "others_in_first_8": [Path(str(one.path)).name for one in accused[:WRONG] if one.path not in truth],
-            "headline_without_planting": audit(clean).counts()["wrong label"],
+            "headline_without_planting": audit(gallery).counts()["wrong label"],
             "seconds": round(seconds, 2),
         }
 

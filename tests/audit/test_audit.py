@@ -497,3 +497,12 @@ def test_fixes_of_photos_keep_all_columns(photos: Path, tmp_path: Path) -> None:
     assert row["id"] not in after
     assert gallery.search(new, k=1, rank="looks").hits
     assert "as it was written" in gallery.check()
+
+
+def test_a_small_copy_that_the_encoder_sees_otherwise_is_found_by_its_hash(photos: Path, tmp_path: Path) -> None:
+    gallery = Gallery.create(tmp_path / "g", pretrained())
+    gallery.add(sorted(photos.rglob("*.png")))
+    nearest = [hit.id for hit in gallery.search(0, k=20, method="brute_force")]
+    (copy,) = photos.rglob("*small.jpg")
+    (id,) = gallery.add_embeddings(gallery.vector(nearest[11])[None], paths=[str(copy)])
+    assert [(one.id, one.other_id) for one in audit(gallery).by_kind("near duplicate")] == [(id, 0)]

@@ -31,8 +31,6 @@ _FAR = 3.5
 """Robust standard deviations from which an item counts as an outlier."""
 _MIN_SPREAD = 10
 """Labels with fewer items have no outliers: their spread is not known."""
-_SCALE = 5
-"""The neighbour whose distance tells an outlier."""
 _TYPICAL = 3
 
 
@@ -123,10 +121,10 @@ def find_outliers(items: Items, rows: np.ndarray, near: Neighbours) -> Iterator[
     labels = items.labels[rows]
     for label in np.unique(labels).tolist():
         members = rows[labels == label]
-        members = members[np.isfinite(near.distances[members, _SCALE - 1])]
+        members = members[np.isfinite(near.distances[members, -1])]
         if len(members) < _MIN_SPREAD:
             continue
-        logs = np.log(np.maximum(near.distances[members, _SCALE - 1], 1e-12))
+        logs = np.log(np.maximum(near.distances[members, -1], 1e-12))
         median, deviation = robust_spread(logs)
         for row, far in zip(members.tolist(), ((logs - median) / max(deviation, 1e-6)).tolist(), strict=True):
             if far > _FAR:
