@@ -77,16 +77,14 @@ class Filled:
     def looks_like_its_class(self, embedding: np.ndarray, features: np.ndarray, exclude_id: int = -1) -> str | None:
         """The predicted class, where the rule says that the query is one of it; a plain loop over all items."""
         predicted = CLASSES[int(np.linalg.norm(ANCHORS - embedding, axis=1).argmin())]
-        own, foreign = [], []
+        own, known, foreign = [], [], []
         for id, (label, _, other) in self.items.items():
             cosine = float(other.astype(float) @ features)
-            if id != exclude_id and label == predicted:
-                own.append(cosine)
-            elif id != exclude_id and label not in CLASSES:
-                foreign.append(cosine)
-        if not own or (foreign and np.mean(sorted(own)[-3:]) < np.mean(sorted(foreign)[-3:])):
-            return None
-        return predicted
+            if id != exclude_id:
+                (known if label in CLASSES else foreign).append(cosine)
+                own += [cosine] if label == predicted else []
+        nearer = foreign and (np.mean(sorted(own)[-3:]) < np.mean(sorted(foreign)[-3:]) or max(known) < max(foreign))
+        return None if not own or nearer else predicted
 
 
 @pytest.fixture(scope="module")

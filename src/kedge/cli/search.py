@@ -64,8 +64,8 @@ def search(
         write_page(search_page(opened, parsed, result), html)
     if as_json:
         hits = [{"rank": rank, **hit._asdict()} for rank, hit in enumerate(result, start=1)]
-        content = {"hits": hits, "rank": result.rank, "anchors": result.anchors, "unknown": result.unknown}
-        content["seconds"] = result.seconds
+        how = {"rank": result.rank, "anchors": result.anchors, "unknown": result.unknown}
+        content = {"hits": hits, **how, "seconds": result.seconds}
         typer.echo(json.dumps(content, indent=2))
     elif not result.hits:
         why = "no item matches --where" if where else "the lists that were searched are empty"

@@ -106,7 +106,8 @@ class Comparison:
         if not self._complete:
             missing = rows[np.isinf(self.squares[query, rows]) & ~self._gone[rows]]
             self.squares[query, missing] = self._by_differences(query, missing)
-        return self.squares[query, rows]
+        squares: np.ndarray = self.squares[query, rows]
+        return squares
 
     def nearest(self, query: int, k: int, rows: np.ndarray | None, mask: np.ndarray | None) -> Columns:
         """The k nearest items of one query, of all or of some rows, that the mask allows."""
@@ -220,15 +221,18 @@ def looks_like_its_class(pair: Pair, comparison: Comparison, embeddings: np.ndar
     """Whether each query looks like its predicted class, whose learned anchor is nearest, and not like other labels.
 
     In the mean over the three nearest items, it must be at least as near to those of the class as to those of labels
-    that the model never saw.
+    that the model never saw. And where the nearest item of all has such a label it is the first hit, so that no query
+    of such a label finds its own less often than by features alone.
     """
     predicted = pair.classes.anchors.nearest(embeddings, 1)
     own = [
         _mean_of_nearest(comparison.to_rows(query, pair.rows_in(number))[None])[0]
         for query, number in enumerate(predicted)
     ]
-    foreign = _mean_of_nearest(comparison.squares[:, pair.foreign])
-    return np.isfinite(own) & (np.array(own) <= foreign)
+    foreign = comparison.squares[:, pair.foreign]
+    nearest_known = comparison.squares[:, pair.known].min(axis=1, initial=np.inf)
+    is_nearest = nearest_known <= foreign.min(axis=1, initial=np.inf)
+    return np.asarray(np.isfinite(own) & (np.array(own) <= _mean_of_nearest(foreign)) & is_nearest)
 
 
 def known_cosines(pair: Pair, features: np.ndarray) -> np.ndarray:
@@ -240,7 +244,7 @@ def known_cosines(pair: Pair, features: np.ndarray) -> np.ndarray:
 
 
 def _known_cosines(pair: Pair, comparison: Comparison) -> np.ndarray:
-    return 1 - comparison.squares[:, pair.known].min(axis=1, initial=np.inf) / 2
+    return np.asarray(1 - comparison.squares[:, pair.known].min(axis=1, initial=np.inf) / 2)
 
 
 def _mean_of_nearest(squares: np.ndarray) -> np.ndarray:
