@@ -32,13 +32,13 @@ from kedge.gallery import ingest
 from kedge.model import Model
 
 ingest._COMMIT_EVERY = ingest._BATCH = 4
-vectors = Model.vectors
+features = Model.features
 
 def slowly(*arguments, **named):
     time.sleep(0.1)
     return features(*arguments, **named)
 
-Model.vectors = slowly
+Model.features = slowly
 sys.argv = ["kedge", "index", *sys.argv[1:]]
 main()
 """
@@ -257,7 +257,7 @@ def test_ctrl_c_keeps_what_was_added(
         calls += 1
         if calls == 3:
             raise KeyboardInterrupt
-        return vectors(*arguments, **named)  # type: ignore[arg-type]
+        return features(*arguments, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Model, "features", stopped)
     done = kedge("index", photos, "--model", model, "--gallery", tmp_path / "g")
