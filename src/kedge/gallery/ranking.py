@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -293,4 +293,5 @@ def _first(own: Columns, others: Columns, k: int) -> Columns:
     """Hits, and behind them others that are not among them."""
     ids = set(own.ids)
     rest = [row for row, id in enumerate(others.ids) if id not in ids][: k - len(own.ids)]
-    return Columns(*([*mine, *(theirs[row] for row in rest)] for mine, theirs in zip(own, others, strict=True)))
+    joined: Any = ([*mine, *(theirs[row] for row in rest)] for mine, theirs in zip(own, others, strict=True))
+    return Columns(*joined)
