@@ -18,7 +18,7 @@ def one(gallery: Gallery, first: int, files: list[Path]) -> Entry:
     work = Task(FileShard(0, [str(file) for file in files], ["a"] * len(files)), {})
     [rows] = Decoder(first, model.preprocessing, gallery.thumbnails)(pack(work))
     embedder = Embedder.__new__(Embedder)
-    embedder._model = model
+    embedder._model, embedder._columns = model, ("embedding", "features")
     entry = unpack(Writer(gallery.location, gallery.dim, first)(embedder(rows)))
     assert isinstance(entry, Entry)
     return entry

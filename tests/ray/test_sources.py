@@ -101,7 +101,7 @@ def test_parquet_through_all_stages(gallery: Gallery, model: Model, pictures: li
     table = pa.table({"image": contents, "label": ["x"] * 41, "size": list(range(41))})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=25)
     embedder = Embedder.__new__(Embedder)
-    embedder._model = model
+    embedder._model, embedder._columns = model, ("embedding", "features")
     decode, write = Decoder(0, model.preprocessing, 16), Writer(gallery.location, gallery.dim, 0)
     with gallery.writing() as writer:
         writer.add_columns({"size": pa.array([], pa.int64())})
@@ -136,7 +136,7 @@ def test_shards_from_the_shell(model: Model, pictures: list[Path], tmp_path: Pat
     np.testing.assert_allclose([gallery.vector(id) for id in range(40)], wanted, rtol=0, atol=1e-5)
 
     query = ("search", tmp_path / "g", pictures[3], "-k", 4, "--json")
-    assert hits(run(*query, "--runner", "ray")) == hits(run(*query))
+    assert hits(run(*query, "--runner", "ray")) == hits(run(*query, "--rank", "class"))
     for wrong, sentence in (
         (("--runner", "spark"), "--runner must be local or ray, found spark"),
         (("--address", "x:1"), "--address is for --runner ray"),

@@ -463,7 +463,7 @@ def test_queries_that_arrive_together_share_a_batch(built: Path, query: Query, m
         return plain(self, several)
 
     monkeypatch.setattr(batching.BatchedEncoder, "_embed", slow)
-    expected = [Gallery.open(built).search(query(label), k=1, rank="class").ids for label in CLASSES]
+    expected = [Gallery.open(built).search(query(label), k=1).ids for label in CLASSES]
 
     async def ask() -> list[list[int]]:
         app = create_app(built, Settings(batch=3))

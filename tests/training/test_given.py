@@ -75,6 +75,7 @@ def test_hugging_face_splits_train_alike(run: Path, tmp_path: Path) -> None:
 
 def test_what_the_user_says_of_the_pictures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr(pretrained, "find_spec", lambda _: None)
     monkeypatch.setattr(pretrained, "reach", lambda *_: (_ for _ in ()).throw(OSError("no network")))
     given = overrides_for(Colours(), ["dataset.size=16", "dataset.test_fraction=0.5"])
     assert given[0] == "dataset=stored"

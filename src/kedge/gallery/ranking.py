@@ -205,20 +205,21 @@ class RankedSearch:
     def _in_class(
         self, pair: Pair, comparison: Comparison, embeddings: np.ndarray, queries: np.ndarray, mask: np.ndarray | None
     ) -> Iterator[tuple[Columns, list[str | None]]]:
-        """Hits and anchors of known queries: their lists by looks.
+        """Hits and anchors of known queries: their lists by looks or, where all are searched, all by distance.
 
-        Where all lists are searched, by distance of the embeddings, the items of the nearest anchor first: embeddings
-        of labels that the model never saw lie anywhere between the anchors.
+        In a gallery with labels that the model never saw, the items of the nearest anchor come first then: embeddings
+        of such labels lie anywhere between the anchors.
         """
         classes, names, embeddings = pair.classes, pair.classes.anchors.names, embeddings[queries]
         masks = None if self.matching is None else classes.masks(self.matching)
         if not len(queries):
             return
         if self.probes is None:
-            own = classes.search(embeddings, self.k, 1, 0, masks, self.exclude_id)[0]
-            others = classes.search(embeddings, self.k, None, 0, masks, self.exclude_id)[0]
-            for first, columns in zip(own, others, strict=True):
-                yield _first(first, columns, self.k), list(names)
+            found = classes.search(embeddings, self.k, None, 0, masks, self.exclude_id)[0]
+            if len(pair.foreign):
+                own = classes.search(embeddings, self.k, 1, 0, masks, self.exclude_id)[0]
+                found = [_first(first, others, self.k) for first, others in zip(own, found, strict=True)]
+            yield from ((columns, list(names)) for columns in found)
             return
         probed = classes.probe(embeddings, self.k, self.probes, self.min_candidates, masks, self.exclude_id)
         for query, numbers in zip(queries.tolist(), probed, strict=True):

@@ -54,7 +54,7 @@ def recall_at_k(
     >>> import numpy as np
     >>> gallery = np.array([[0.0], [1.0], [3.0], [4.5]])
     >>> recall_at_k(gallery, [0, 1, 0, 1], gallery, [0, 1, 0, 1], k=2, self_index=range(4))
-    1.0
+    0.5
     """
     ranking = rank_relevant(queries, query_labels, gallery, gallery_labels, ks=(k,), self_index=self_index)
     return ranking.retrieval()[f"R@{k}"]
