@@ -26,7 +26,7 @@ def renamed_keywords(**names: str | None) -> Callable[[Callable[P, R]], Callable
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            for old in names.keys() & kwargs.keys():
+            for old in () if names.keys().isdisjoint(kwargs) else names.keys() & kwargs.keys():
                 new, value = names[old], kwargs.pop(old)
                 if new is not None:
                     kwargs[new] = value

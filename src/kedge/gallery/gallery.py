@@ -429,9 +429,11 @@ class Gallery:
             anchors = [list(names)] * len(matrix)
         else:
             anchors = [[names[number] for number in numbers.tolist()] for numbers in probed]
-        if probed is not None and where is None:
-            nearest = np.array([numbers[0] for numbers in probed], dtype=np.int64)
-        unknown = self.is_unknown(snapshot.anchors, matrix, nearest)
+        unknown: list[bool | None] = [None] * len(matrix)
+        if self.calibration is not None:
+            if probed is not None and where is None:
+                nearest = np.array([numbers[0] for numbers in probed], dtype=np.int64)
+            unknown = self.is_unknown(snapshot.anchors, matrix, nearest)
         return [Result(*of_query, seconds) for of_query in zip(hits, anchors, unknown, strict=True)]
 
     def _search_ranked(
