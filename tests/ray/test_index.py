@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -179,6 +180,11 @@ def test_a_worker_and_a_node_are_killed(
     finally:
         cluster.remove_node(lost, allow_graceful=False)
         cluster.add_node(num_cpus=1, include_dashboard=False)
+        # Until then, work of other tests may be sent to the node that is gone.
+        until = time.monotonic() + 120
+        while any(node["NodeID"] == lost.node_id and node["Alive"] for node in ray.nodes()):
+            assert time.monotonic() < until
+            time.sleep(0.2)
     assert len(killed) == 2
     assert (len(added), added.present, len(added.skipped)) == (120, 0, 2)
     assert_same(gallery, local)
