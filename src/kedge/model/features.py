@@ -14,11 +14,11 @@ import os
 import secrets
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import accumulate, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -242,15 +242,17 @@ def file_features(model: Model, files: Sequence[str | Path], *, title: str = "im
             except ImageError as error:
                 return str(error).removeprefix("The image ")
 
+        def decoded() -> Iterator[Tensor | str]:
+            if model.device.type != "cpu":
+                yield from prefetch(read, missing, ahead=2 * _BATCH)
+                return
+            # One after the other: decoding threads would take the cores from under the encoder's.
+            for start in range(0, len(missing), _BATCH):
+                yield from list(prefetch(read, missing[start : start + _BATCH]))
+
         console = stderr()
-        inputs = track(
-            prefetch(read, missing, ahead=2 * _BATCH),
-            f"encoding {title}",
-            len(missing),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
+        bar: dict[str, Any] = {"console": console, "transient": True, "disable": not console.is_terminal}
+        inputs = track(decoded(), f"encoding {title}", len(missing), **bar)
         numbered = zip(missing, inputs, strict=True)
         while batch := dict(islice(numbered, _BATCH)):
             unreadable |= {row: reason for row, reason in batch.items() if isinstance(reason, str)}
