@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -22,6 +23,7 @@ __all__ = [
     "all_gather_with_grad",
     "all_reduce_mean_",
     "broadcast_object",
+    "exit_together",
     "global_rank",
     "init_process_group",
     "is_rank_zero",
@@ -58,6 +60,19 @@ def init_process_group(device: str) -> None:
         dist.init_process_group("gloo")
         # Its threads must end before the interpreter does, or the process may abort after its work is done.
         atexit.register(lambda: dist.destroy_process_group() if dist.is_initialized() else None)
+
+
+def exit_together() -> None:
+    """End this process, and the others with it, where several work on CPUs; call it when all work is done.
+
+    At once: gloo's threads may abort an interpreter that takes its time to end.
+    """
+    if world_size() > 1 and dist.get_backend() == "gloo":
+        dist.barrier()
+        dist.destroy_process_group()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 def world_size() -> int:

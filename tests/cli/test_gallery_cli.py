@@ -137,7 +137,7 @@ def test_search_by_looks_or_as_suits_the_query(gallery: Path, photos: Path) -> N
     lines = {
         rank: said("search", gallery, query, "--rank", rank).splitlines()[-1] for rank in ("auto", "looks", "class")
     }
-    assert lines["auto"].startswith("by looks: unlike any trained class · searched in ")
+    assert lines["auto"].startswith("by looks: owls, which came after training · searched in ")
     assert lines["looks"].startswith("by looks · searched in ")
     assert lines["class"].startswith(f"by class: {opened.search(query, rank='class').anchors[0]} · searched in ")
     assert "rank must be one of" in sentence("search", gallery, query, "--rank", "colour")

@@ -31,7 +31,7 @@ def evaluate(
 
     from kedge.config.compose import dataset_of, held_out_of
     from kedge.console import stdout
-    from kedge.distributed import init_process_group, is_rank_zero, raise_on_rank_zero, rank_zero_first
+    from kedge.distributed import exit_together, init_process_group, is_rank_zero, raise_on_rank_zero, rank_zero_first
     from kedge.errors import ConfigError
     from kedge.evaluation import evaluate as measure
     from kedge.model import Model
@@ -49,3 +49,4 @@ def evaluate(
         report.save(path)
         stdout().print(report)
         typer.echo(f"Written to {path}.")
+    exit_together()

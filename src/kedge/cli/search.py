@@ -102,7 +102,9 @@ def _print(result: Result, *, by_default: bool) -> None:
         table.add_row(*(Text(_printable(text)) for text in texts))
     console.print(table)
     how = "by looks: unlike any trained class" if by_default else "by looks"
-    if result.rank == "class":
+    if result.rank == "looks" and result.anchors:
+        how = f"by looks: {result.anchors[0]}, which came after training"
+    elif result.rank == "class":
         names = ", ".join(name if name is not None else "unnamed" for name in result.anchors[:3])
         more = f" and {len(result.anchors) - 3:,} more" if len(result.anchors) > 3 else ""
         how = f"by class: {names}{more}"

@@ -56,7 +56,9 @@ class Search(_Schema):
 
     method: Method
     hits: list[Hit]
-    looked_at: list[str | None] = Field(description="The anchors whose lists were read, nearest first.")
+    looked_at: list[str | None] = Field(
+        description="The anchors whose lists were read, nearest first; by looks, the label whose items come first."
+    )
     compared: Count = Field(description="How many items these lists hold; all items where they are ranked by looks.")
     seconds: float
 

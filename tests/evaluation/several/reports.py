@@ -10,7 +10,7 @@ import torch
 
 from kedge import Model, evaluate
 from kedge.config.compose import dataset_of
-from kedge.distributed import global_rank, init_process_group
+from kedge.distributed import exit_together, global_rank, init_process_group
 from kedge.evaluation import Report, evaluate_embeddings
 
 
@@ -44,3 +44,4 @@ if __name__ == "__main__":
     }
     out.mkdir(exist_ok=True)
     (out / f"{global_rank()}.json").write_text(json.dumps({name: one.to_json() for name, one in reports.items()}))
+    exit_together()

@@ -56,8 +56,11 @@ function showLists(place, { method, looked_at: lists }, rank) {
 
 /* How the hits were ranked, and why. */
 function rankWords({ rank, searches: [{ looked_at: lists, hits }] }, asked) {
+  const name = lists[0] ?? (rank === 'class' ? hits[0]?.anchor : null) ?? null;
+  if (rank === 'looks' && name !== null) {
+    return ['Ranked by looks: ', make('span', { class: 'together' }, labelDot(name), name), ', which came after training'];
+  }
   if (rank === 'looks') return ['Ranked by looks', asked === 'looks' ? ', of any class' : ': unlike any trained class'];
-  const name = lists[0] ?? hits[0]?.anchor ?? null;
   if (name === null) return ['Ranked by distance'];
   return ['Ranked by class: ', make('span', { class: 'together' }, labelDot(name), name)];
 }

@@ -136,7 +136,7 @@ def _search_schema(catalogue: Catalogue, query: QueryVectors, method: Method, re
     return schemas.Search(
         method=schemas.Method(method),
         hits=hit_schemas(result),
-        looked_at=result.anchors if in_lists else [],
+        looked_at=result.anchors if in_lists or result.rank == "looks" else [],
         compared=catalogue.items_in(result.anchors, query.embedding) if in_lists else len(catalogue),
         seconds=result.seconds,
     )
