@@ -49,7 +49,7 @@ def main() -> None:
         found["now"] = road(ROOT / "src", folder, Path(scratch, "now"), ())
         if given.commit:
             weights = Path(scratch, "weights.safetensors")
-            safetensors.torch.save_file(model.encoder.backbone.network.state_dict(), weights)
+            safetensors.torch.save_file(model.encoder.backbone.state_dict(), weights)
             name = model.encoder.name
             then = ("recipe=head", "encoder=timm", f"encoder.name={name}", f"encoder.weights={weights}")
             other = Path(scratch, "other")
@@ -73,7 +73,7 @@ def one_pass(folder: Path, model: kedge.Model) -> dict[str, Any]:
         decoded = np.stack(list(pool.map(squared, files)))
     decoding = time.perf_counter() - started
     pixels = torch.from_numpy(decoded).permute(0, 3, 1, 2)
-    network = model.encoder.backbone.network.eval().to(memory_format=torch.channels_last)
+    network = model.encoder.backbone.eval().to(memory_format=torch.channels_last)
     prepare = model.preprocessing.to_input
     ways = {"as it is": lambda batch: network(prepare(batch)), "Model.features": model.features}
     rates = {(way, size): SAMPLE / encode(ways[way], pixels[:SAMPLE], size) for way in ways for size in BATCHES}
