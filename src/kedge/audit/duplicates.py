@@ -1,7 +1,7 @@
 """Exact and near duplicates, in one gallery or between two.
 
 Exact duplicates have the same content. Near duplicates are sought among an item's nearest neighbours by looks, whatever
-their labels, and told by two measures: how many bits of their perceptual hashes differ, and their distance as a share
+their labels, and judged by two measures: how many bits of their perceptual hashes differ, and their distance as a share
 of that to their fifth neighbours, so that dense and sparse regions count alike, whatever the encoder.
 """
 
@@ -115,8 +115,8 @@ def _alike(hashes: np.ndarray, pool: np.ndarray) -> Iterator[tuple[int, int]]:
     for shift in (0, 21, 42):
         keys = (pool[there] >> shift) & (2**21 - 1)
         order = np.argsort(keys, kind="stable")
-        members, wanted = there[order], (hashes >> shift) & (2**21 - 1)
-        first, last = (np.searchsorted(keys[order], wanted, side) for side in ("left", "right"))
+        members, chunks = there[order], (hashes >> shift) & (2**21 - 1)
+        first, last = (np.searchsorted(keys[order], chunks, side) for side in ("left", "right"))
         for row in np.flatnonzero((hashes >= 0) & (last > first) & (last - first <= _MAX_GROUP)).tolist():
             group = members[first[row] : last[row]]
             same = np.bitwise_count(hashes[row] ^ pool[group]) <= _SAME_BITS

@@ -107,7 +107,7 @@ def _print(result: Result, *, by_default: bool) -> None:
     elif result.rank == "class":
         names = ", ".join(name if name is not None else "unnamed" for name in result.anchors[:3])
         more = f" and {len(result.anchors) - 3:,} more" if len(result.anchors) > 3 else ""
-        how = f"by class: {names}{more}"
+        how = f"by class: {names}{more}" if any(result.anchors) else "by distance"
     note = " · unknown: far from every anchor" if result.unknown and result.rank == "class" else ""
     console.print(Text(_printable(f"{how} · searched in {result.seconds * 1000:.2f} ms{note}"), style="dim"))
 
