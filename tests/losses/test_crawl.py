@@ -119,7 +119,7 @@ def test_trained_encoders_after_the_same_steps() -> None:
     paper, alone, cured = (
         fall(0.0, "attractor"),
         fall(4.0, "attractor"),
-        fall(4.0, "attractor", "discriminate"),
+        fall(64.0, "attractor", "discriminate"),
     )
     assert paper > 4
     assert alone > 40  # an expected anchor alone is no cure: its gradient goes through p once more

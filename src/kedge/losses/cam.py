@@ -17,8 +17,6 @@ from kedge.losses.repeller import minimum_norm, repeller
 
 __all__ = ["CAMLoss", "attractor", "log_loss", "minimum_norm", "nearest", "repeller"]
 
-_CLASSES_AT_ONE, _MOST = 10, 4.0
-"""The classifier learns at cross-entropy's own rate up to so many classes, and so many times that with more of them."""
 _POINTS, _DISTANCES = 2048, 2048 * 16384
 """Block sizes of `nearest`: points per block, and point-anchor distances per block."""
 _DENSE = 4096
@@ -144,11 +142,9 @@ class CAMLoss(RetrievalLoss):
         # The encoder sees a mean of attractor and log loss, whatever λ is.
         self.encoder_scale = 1 / (1 + discriminate)
         if discriminate:
-            # c/λ: the classifier, whose loss counts λ times, learns c times as fast as another. The curvature of a log
-            # loss in its classifier's weights is E[p(1 − p) f fᵀ], which falls with the number of classes t as 1/t:
-            # what is stable among a hundred is four times too fast among ten. So c is 1 up to ten classes and 4 from
-            # forty on; but the anchors, which have the same rate, never learn faster than the encoder.
-            self.lr_mult = min(1.0, min(_MOST, max(1.0, num_classes / _CLASSES_AT_ONE)) / discriminate)
+            # The classifier, whose loss counts λ times, learns as fast as that of cross-entropy. The anchors have the
+            # same rate, and never learn faster than the encoder.
+            self.lr_mult = min(1.0, 1 / discriminate)
 
     @classmethod
     def heads_for(cls, make: Callable[..., RetrievalLoss]) -> tuple[str, ...]:

@@ -290,7 +290,7 @@ class TrainingLoop:
             warnings.warn(
                 f"After {epoch} of {epochs} epochs the embeddings still sit at the mean of the anchors (their spread "
                 f"is {share:.1%} of the anchors'): the encoder is hardly learning. Train for longer, lower "
-                f"recipe.optimizer.lr (now {self.recipe.optimizer.lr:g}), use loss.discriminate=16, or check that the "
+                f"recipe.optimizer.lr (now {self.recipe.optimizer.lr:g}), use loss.discriminate=64, or check that the "
                 "labels fit the images.",
                 stacklevel=2,
             )
