@@ -89,7 +89,8 @@ class Run:
         own = [weight for weight in self.loss.parameters() if weight.requires_grad]
         groups = [
             {"params": [*self.encoder.parameters(), *self.head.parameters()], "weight_decay": DECAY},
-            {"params": own, "lr": RATE * self.loss.lr_mult},
+            # The curvature of a log loss grows as classes get fewer.
+            {"params": own, "lr": RATE * min(1.0, classes / 40)},
         ]
         groups = [group for group in groups if group["params"]]
         self.optimizer = torch.optim.SGD(groups, lr=RATE, momentum=MOMENTUM, nesterov=True)

@@ -1,7 +1,7 @@
-"""CPU inference: the network that computes features in place of the encoder, in batches that fit the cache.
+"""CPU inference: the network that computes features in place of the encoder, in batches that fit a core's cache.
 
 `auto` runs a copy of the backbone, channels last: batch normalisation is folded into the convolutions, and
-torchvision's ResNets are fused for oneDNN. `onnxruntime` runs an ONNX session, `eager` the encoder itself. A copy whose
+torchvision's ResNets are fused for oneDNN. Each core takes small batches of its own. `onnxruntime` runs an ONNX session, `eager` the encoder itself. A copy whose
 features differ from the encoder's by more than `TOLERANCE` is not used.
 
 An encoder that is in training, on a GPU, hooked, under autocast or not in float32 is always run as it is. Changed
@@ -14,8 +14,10 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -33,9 +35,8 @@ _REMOVED = ("channels_last", "folded", "folded_channels_last", "fused", "compile
 TOLERANCE = 1e-4
 """Largest distance from the encoder's features, over their mean length."""
 
-_BATCH_PIXELS = 8 * 224 * 224
-"""Larger batches are split, so that activations stay in the cache: 32 images of 224 pixels take 2% (ResNet-18), 4%
-(ResNet-50) and 19% (EfficientNet-Lite0) less processor time in batches of 8."""
+_BATCH_PIXELS = 6 * 224 * 224
+"""Larger batches are split, so that a core's activations stay in its cache; see `benchmarks/embedding.py`."""
 
 _Forward: TypeAlias = Callable[..., Tensor]
 """From a batch of images, and `flip_tta`, to features."""
@@ -62,8 +63,12 @@ class Inference:
             forward = self._forward_for(encoder, images, flip_tta)
         if forward is None:
             return encoder.features(images, flip_tta=flip_tta)
+        threads = torch.get_num_threads() if self.name == "auto" else 1
         size = max(1, _BATCH_PIXELS // (images.shape[2] * images.shape[3]))
-        return torch.cat([forward(part, flip_tta=flip_tta) for part in torch.split(images, size)])
+        if len(images) < threads:
+            return forward(images, flip_tta=flip_tta)
+        parts = torch.split(images, min(size, -(-len(images) // threads)))
+        return torch.cat(_in_threads(partial(forward, flip_tta=flip_tta), parts, threads))
 
     def describe(self, encoder: Encoder) -> str:
         """The engine, and what `auto` chose."""
@@ -99,6 +104,23 @@ class Inference:
                     return forward
         self._chosen = "eager"
         return encoder.features
+
+
+def _in_threads(forward: _Forward, parts: Sequence[Tensor], threads: int) -> list[Tensor]:
+    """Features of each part, by so many threads with a core each: threads that share a layer wait for each other."""
+    if threads == 1 or len(parts) == 1:
+        return [forward(part) for part in parts]
+
+    def run(part: Tensor) -> Tensor:
+        torch.set_num_threads(1)  # of this thread
+        with torch.inference_mode():
+            return forward(part)
+
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+            return list(pool.map(run, parts))
+    finally:
+        torch.set_num_threads(threads)  # with which threads to come begin
 
 
 def _checked(name: str) -> str:
