@@ -59,6 +59,9 @@ def test_the_same_hits(tmp_path: Path, lists: str) -> None:
     [item] = gallery.search(queries[0], 1, where="size < 300 AND label IS NOT NULL").ids
     assert_agree(gallery, queries[:2], 700, probes=99, where="size < 300 AND label IS NOT NULL", exclude_id=item)
 
+    # Few match, and not in the nearest lists: both look on.
+    assert_agree(gallery, queries, 5, probes=1, where="size < 44 AND label = 'new'")
+
     for wrong, sentence in (({"k": 0}, "k must be"), ({"probes": 0}, "probes must"), ({"where": "size <"}, "where=")):
         with pytest.raises(ConfigError, match=sentence):
             search_with_ray(gallery, queries, **wrong)  # type: ignore[arg-type]

@@ -1,8 +1,9 @@
 """CPU inference: the network that computes features in place of the encoder, in batches that fit a core's cache.
 
 `auto` runs a copy of the backbone, channels last: batch normalisation is folded into the convolutions, and
-torchvision's ResNets are fused for oneDNN. Each core takes small batches of its own. `onnxruntime` runs an ONNX session, `eager` the encoder itself. A copy whose
-features differ from the encoder's by more than `TOLERANCE` is not used.
+torchvision's ResNets are fused for oneDNN. Each core takes small batches of its own. `onnxruntime` runs an ONNX
+session, `eager` the encoder itself. A copy whose features differ from the encoder's by more than `TOLERANCE` is not
+used.
 
 An encoder that is in training, on a GPU, hooked, under autocast or not in float32 is always run as it is. Changed
 weights or layers are noticed, and the copy is made again; whoever writes through `weight.data` sets `Model.engine`

@@ -182,7 +182,8 @@ def search_with_ray(
     """The k nearest items of each vector, but for `exclude_id`: what `gallery.search_embeddings` finds.
 
     The gallery needs an index (`build_index`) that covers all its items. Each process looks through its part of it;
-    only the anchors and the hits are held here, however large the gallery is.
+    only the anchors and the hits are held here, however large the gallery is. With a filter, each looks into the lists
+    of the `probes` nearest anchors and on until k match; a result's `anchors` are then those of its hits.
     """
     matrix = gallery.check_vectors(queries)
     for argument, value in (("k", k), ("probes", probes)):
@@ -195,7 +196,8 @@ def search_with_ray(
     if where is not None:
         gallery.check_filter(where)
     probes = min(probes, len(anchors))
-    nearest = {"column": "embedding", "k": k + (exclude_id is not None), "nprobes": probes, "metric": "l2"}
+    nearest: dict[str, Any] = {"column": "embedding", "k": k + (exclude_id is not None), "metric": "l2"}
+    nearest |= {"nprobes": probes} if where is None else {"minimum_nprobes": probes, "maximum_nprobes": len(anchors)}
     segments = sum(len(index.segments) for index in dataset.describe_indices() if index.name == name)
     results = []
     with connect(address, workers) as cluster:
@@ -205,7 +207,8 @@ def search_with_ray(
         # One pool for all queries: the workers would be started for each one otherwise.
         pool.init_global_pool(min(count, max(1, segments)))
         try:
-            for query, numbers in zip(matrix, anchors.nearest(matrix, probes), strict=True):
+            order = anchors.nearest(matrix, probes if where is None else len(anchors))
+            for query, numbers in zip(matrix, order, strict=True):
                 started = time.perf_counter()
                 rows = vector_search(
                     dataset,
@@ -220,6 +223,8 @@ def search_with_ray(
                 )
                 columns = _rank(rows, query, anchors, by_label=gallery.lists == "label", k=k, exclude_id=exclude_id)
                 names = [anchors.names[number] for number in numbers.tolist()]
+                if where is not None:
+                    names = [name for name in names if name in set(columns.anchors)]
                 [unknown] = gallery.is_unknown(anchors, query[None])
                 results.append(Result(columns, names, unknown, time.perf_counter() - started))
         finally:
