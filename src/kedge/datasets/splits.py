@@ -12,6 +12,9 @@ from kedge.errors import ConfigError
 
 __all__ = ["few_shot", "hold_out", "leave_classes_out", "shot_counts", "train_val_split"]
 
+_MIN_IMAGES = 5
+"""A class with fewer loses more by holding one out than is learned from it."""
+
 
 def train_val_split(
     train: ImageSplit, holdout: float, shots: int | None, seed: int = 0
@@ -24,9 +27,9 @@ def train_val_split(
 
 
 def hold_out(labels: np.ndarray, fraction: float = 0.1, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Training rows and held-out rows, both sorted: of every class the fraction, at least one picture.
+    """Training rows and held-out rows, both sorted: of every class the fraction, at least one image.
 
-    A class with a single picture keeps it for training.
+    A class of fewer than five images keeps them all for training.
 
     >>> train_rows, held_out_rows = hold_out(np.array([0] * 20 + [1] * 10 + [2]))
     >>> len(train_rows), len(held_out_rows)
@@ -37,8 +40,8 @@ def hold_out(labels: np.ndarray, fraction: float = 0.1, seed: int = 0) -> tuple[
     held_out = [np.empty(0, dtype=np.int64)]
     if fraction > 0:
         for rows in _shuffled_by_class(labels, seed):
-            count = min(len(rows) - 1, max(1, round(fraction * len(rows))))
-            held_out.append(rows[:count])
+            if len(rows) >= _MIN_IMAGES:
+                held_out.append(rows[: min(len(rows) - 1, max(1, round(fraction * len(rows))))])
     chosen = np.sort(np.concatenate(held_out))
     return np.setdiff1d(np.arange(len(labels)), chosen, assume_unique=True), chosen
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from kedge.gallery.anchors import EXACT_ITEMS
 from kedge.gallery.distances import parallel_cdist, squared_distances
-from kedge.gallery.search import BLOCK, Candidates, Columns, Snapshot, k_nearest, queries_by_list
+from kedge.gallery.search import BLOCK, Candidates, Columns, Snapshot, k_nearest
 from kedge.gallery.snapshot import Items
 from kedge.model.calibration import NEIGHBOURS
 from kedge.model.calibration import familiarity as combined
@@ -79,25 +79,15 @@ class Comparison:
         self._complete = exhaustive or len(looks) <= EXACT_ITEMS
         if not self._complete:
             probed = list(looks.anchors.nearest(features, -(-len(looks.anchors) // _SHARE)))
-        by_list = queries_by_list(len(features), probed)
         self.squares = np.full((len(features), len(pair.ids)), np.inf, np.float32)
-        for start, part in zip(pair.starts.tolist(), looks.parts, strict=False):
-            lists = part.lists
-            if probed is None:
-                lists.verify()
-            else:
-                lists.prefetch(number for number, _ in by_list if number is not None)
-            for number, asking in by_list:
-                first, last = (0, len(lists)) if number is None else lists.bounds(number)
-                if first == last or not asking:
-                    continue
-                queries, vectors = features[asking], lists.vectors[first:last]
-                alone = len(asking) == 1
-                self.squares[asking, start + first : start + last] = (
-                    parallel_cdist(queries, vectors)
-                    if alone
-                    else squared_distances(queries, vectors, lists.norms[first:last])
-                )
+        for part, _, asking, first, end in looks.ranges(len(features), probed):
+            lists, start = looks.parts[part].lists, int(pair.starts[part])
+            queries, vectors = features[asking], lists.vectors[first:end]
+            self.squares[asking, start + first : start + end] = (
+                parallel_cdist(queries, vectors)
+                if len(asking) == 1
+                else squared_distances(queries, vectors, lists.norms[first:end])
+            )
         self._gone = pair.lists < 0
         if exclude_id is not None:
             self._gone |= pair.ids == exclude_id

@@ -26,7 +26,6 @@ __all__ = [
     "Result",
     "Snapshot",
     "k_nearest",
-    "queries_by_list",
 ]
 
 Masks = Sequence["np.ndarray | None"]
@@ -243,8 +242,26 @@ class Snapshot:
         """The k nearest items of each query in its probed lists, or (None) in all of them."""
         count = k if exclude_id is None else k + 1
         candidates: list[list[Candidates]] = [[] for _ in queries]
-        by_list = queries_by_list(len(queries), probed)
-        for part, mask in zip(self.parts, self.alive if masks is None else masks, strict=True):
+        masks = self.alive if masks is None else masks
+        for part, number, asking, start, end in self.ranges(len(queries), probed):
+            lists, mask = self.parts[part].lists, masks[part]
+            if len(asking) == 1:
+                near = _scan_list(lists, start, end, queries[asking[0]], count, mask)
+                candidates[asking[0]].append(Candidates(lists, number, *near))
+                continue
+            for row, rows, squares in _scan_list_batch(lists, start, end, queries[asking], count, mask):
+                candidates[asking[row]].append(Candidates(lists, number, rows, squares))
+        return [self.rank(of_query, k, exclude_id) for of_query in candidates]
+
+    def ranges(
+        self, queries: int, probed: list[np.ndarray] | None
+    ) -> Iterator[tuple[int, int | None, list[int], int, int]]:
+        """What is to be scanned: a part, a list (None: all), the queries that probe it, its first row and its end.
+
+        A list is compared with its checksums before; where some are probed, the disk is asked for them ahead.
+        """
+        by_list = _queries_by_list(queries, probed)
+        for number_of_part, part in enumerate(self.parts):
             lists = part.lists
             if probed is None:
                 lists.verify()
@@ -252,15 +269,8 @@ class Snapshot:
                 lists.prefetch(number for number, _ in by_list if number is not None)
             for number, asking in by_list:
                 start, end = (0, len(lists)) if number is None else lists.bounds(number)
-                if start == end or not asking:
-                    continue
-                if len(asking) == 1:
-                    near = _scan_list(lists, start, end, queries[asking[0]], count, mask)
-                    candidates[asking[0]].append(Candidates(lists, number, *near))
-                    continue
-                for row, rows, squares in _scan_list_batch(lists, start, end, queries[asking], count, mask):
-                    candidates[asking[row]].append(Candidates(lists, number, rows, squares))
-        return [self.rank(of_query, k, exclude_id) for of_query in candidates]
+                if start < end and asking:
+                    yield number_of_part, number, asking, start, end
 
     def rank(self, candidates: list[Candidates], k: int, exclude_id: int | None) -> Columns:
         """Candidates of all lists and parts by distance, ties by id."""
@@ -300,7 +310,7 @@ class Snapshot:
         return Columns(*lists.describe(rows), np.sqrt(squares).tolist(), anchors)
 
 
-def queries_by_list(queries: int, probed: list[np.ndarray] | None) -> list[tuple[int | None, list[int]]]:
+def _queries_by_list(queries: int, probed: list[np.ndarray] | None) -> list[tuple[int | None, list[int]]]:
     """The lists to scan (None: all), and the queries that probe each."""
     if probed is None:
         return [(None, list(range(queries)))]
