@@ -315,11 +315,9 @@ class Kedge(Way):
         return found
 
     def confidence(self, gallery: np.ndarray) -> np.ndarray:
-        """The cosine of the features to the nearest, as the calibration has it."""
-        opened = self.trained.gallery(gallery)
+        """The familiarity by which a gallery calls a query unknown."""
         embeddings, features = (part.numpy() for part in self.trained.vectors)
-        results = opened.search_embeddings(embeddings, 1, "brute_force", features=features, rank="looks")
-        return 1 - np.array([result.distances[0] for result in results]) ** 2 / 2
+        return self.trained.gallery(gallery).familiarity(embeddings, features)
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:

@@ -12,18 +12,18 @@ labels_of = st.lists(st.integers(0, 6), min_size=1, max_size=80).map(np.array)
 
 
 @settings(deadline=None, max_examples=60)
-@given(labels_of, st.floats(0.01, 0.95), st.integers(0, 5))
-def test_hold_out_is_a_partition_by_class(labels: np.ndarray, fraction: float, seed: int) -> None:
-    train, held_out = hold_out(labels, fraction, seed)
+@given(labels_of, st.floats(0.01, 0.95), st.integers(0, 5), st.sampled_from([2, 5]))
+def test_hold_out_is_a_partition_by_class(labels: np.ndarray, fraction: float, seed: int, at_least: int) -> None:
+    train, held_out = hold_out(labels, fraction, seed, at_least=at_least)
     assert sorted([*train, *held_out]) == list(range(len(labels)))
     for label in np.unique(labels):
         count, held = np.sum(labels == label), np.sum(labels[held_out] == label)
-        if count < 5:
+        if count < at_least:
             assert held == 0
         else:
             assert 1 <= held < count
             assert abs(held - fraction * count) <= 1
-    again = hold_out(labels, fraction, seed)
+    again = hold_out(labels, fraction, seed, at_least=at_least)
     assert np.array_equal(train, again[0])
     assert np.array_equal(held_out, again[1])
 

@@ -102,8 +102,10 @@ def test_each_photo_is_decoded_and_encoded_once(
     anchors, familiarity = model.anchors.double(), []
     for looks, embedding in zip(unit["held_out"], embeddings["held_out"].double(), strict=True):
         distances = (anchors - embedding).norm(dim=1)
-        own = unit["train"][dataset.train.labels == int(distances.argmin())] @ looks
-        familiarity.append(float(own.topk(3).values.mean() - 0.1 * distances.min() / anchors.norm(dim=1).mean()))
+        cosines = unit["train"] @ looks
+        own = cosines[dataset.train.labels == int(distances.argmin())].topk(3).values.mean()
+        shares = torch.nn.functional.cosine_similarity(anchors, embedding[None]).clamp(min=1e-4)
+        familiarity.append(float((own + cosines.max()) / 2 + 0.1 * (shares.max() / shares.sum()).log()))
     for calibration in (model.calibration, Model.load(run).calibration):
         assert -calibration.threshold == pytest.approx(min(familiarity), abs=1e-3)  # 20 photos: ceil(21 * .95) = 20
         assert (calibration.accept, calibration.items) == (0.95, 20)

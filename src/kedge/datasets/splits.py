@@ -13,23 +13,25 @@ from kedge.errors import ConfigError
 __all__ = ["few_shot", "hold_out", "leave_classes_out", "shot_counts", "train_val_split"]
 
 _MIN_IMAGES = 5
-"""A class with fewer loses more by holding one out than is learned from it."""
+"""Of a class with fewer, none is held out to choose by: training would lose more than is learned from it."""
 
 
 def train_val_split(
     train: ImageSplit, holdout: float, shots: int | None, seed: int = 0
 ) -> tuple[ImageSplit, ImageSplit | None]:
     """The pictures that are trained on (with `shots`, so many of each class), and those held out, if any."""
-    rows, kept = hold_out(train.labels, holdout, seed)
+    rows, kept = hold_out(train.labels, holdout, seed, at_least=_MIN_IMAGES)
     if shots is not None:
         rows = rows[few_shot(train.labels[rows], shots, seed)]
     return train.subset(rows), train.subset(kept) if len(kept) else None
 
 
-def hold_out(labels: np.ndarray, fraction: float = 0.1, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def hold_out(
+    labels: np.ndarray, fraction: float = 0.1, seed: int = 0, *, at_least: int = 2
+) -> tuple[np.ndarray, np.ndarray]:
     """Training rows and held-out rows, both sorted: of every class the fraction, at least one image.
 
-    A class of fewer than five images keeps them all for training.
+    A class with fewer than `at_least` images keeps them all for training.
 
     >>> train_rows, held_out_rows = hold_out(np.array([0] * 20 + [1] * 10 + [2]))
     >>> len(train_rows), len(held_out_rows)
@@ -40,7 +42,7 @@ def hold_out(labels: np.ndarray, fraction: float = 0.1, seed: int = 0) -> tuple[
     held_out = [np.empty(0, dtype=np.int64)]
     if fraction > 0:
         for rows in _shuffled_by_class(labels, seed):
-            if len(rows) >= _MIN_IMAGES:
+            if len(rows) >= at_least:
                 held_out.append(rows[: min(len(rows) - 1, max(1, round(fraction * len(rows))))])
     chosen = np.sort(np.concatenate(held_out))
     return np.setdiff1d(np.arange(len(labels)), chosen, assume_unique=True), chosen

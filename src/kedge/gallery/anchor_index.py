@@ -25,6 +25,8 @@ _PROBES = (4, 16, 64)
 """Numbers of nearest cells to search, one after the other, where the nearest anchor is not certain yet."""
 _NEIGHBOUR_CELLS = 12
 """Cells around its own in which an anchor's nearest neighbour is searched for."""
+_SPARE = 4
+"""So many anchors more than asked for are compared by differences: a product does not tell equal ones from near ones."""
 _SAMPLES_PER_CENTRE, _ITERATIONS = 32, 4
 _BLOCK = 16384
 """Queries that are compared with all centroids at once."""
@@ -111,13 +113,13 @@ class AnchorIndex:
             asking = query_of[bounds[cell] : bounds[cell + 1]]
             vectors = self.vectors[start:end]
             distances = squared_distances(queries[asking], vectors, norms_of(vectors))
-            columns = smallest(distances, count)
-            distances = np.concatenate([squares[asking], np.take_along_axis(distances, columns, 1)], axis=1)
+            columns = smallest(distances, min(count + _SPARE, len(vectors)))
+            exact = [norms_of(vectors[column] - queries[asking]) for column in columns.T]
+            distances = np.concatenate([squares[asking], np.stack(exact, axis=1)], axis=1)
             rows = np.concatenate([nearest[asking], start + columns], axis=1)
             best = np.lexsort((self.numbers[rows], distances), axis=1)[:, :count]
             squares[asking] = np.take_along_axis(distances, best, 1)
             nearest[asking] = np.take_along_axis(rows, best, 1)
-        np.maximum(squares, 0, out=squares)
         return nearest, squares
 
 

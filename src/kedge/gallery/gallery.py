@@ -285,12 +285,16 @@ class Gallery:
             self._looks.verified()
             pair = self._paired(snapshot)
             if len(pair.ids) > len(pair.foreign):
-                values = familiarity(pair, vectors, unit_rows(features))
-                calibration = calibration.with_familiarity(values)
+                calibration = calibration.with_familiarity(self.familiarity(vectors, features))
         with self.writing():
             save_calibration(self.location, calibration)
             self._calibration.invalidate()
         return calibration
+
+    def familiarity(self, vectors: np.ndarray, features: np.ndarray) -> np.ndarray:
+        """How much queries look like what the gallery holds of trained classes; of unknown ones it is lowest."""
+        vectors = self.check_vectors(vectors)
+        return familiarity(self._paired(self.snapshot()), vectors, self._check_features(features, len(vectors)))
 
     def optimize(self, *, forget: float | None = None) -> None:
         """Fold everything that is new into the inverted lists, and join the table's small files.
@@ -326,8 +330,9 @@ class Gallery:
 
         Searches the inverted lists of the `probes` nearest anchors, and more until they hold `min_candidates` items;
         with the filter `where`, the nearest lists that hold matching items, until these are k. `rank` says what makes
-        items alike: their `class`, their `looks` (the features, whatever the label), or `auto`: by class where the
-        query looks like its predicted class, whose items are then ordered by looks, and by looks otherwise.
+        items alike: their `class`, their `looks` (the features, whatever the label), or `auto`: by the class that
+        embedding and looks predict, whose items are then ordered by looks; where that is a label the model was not
+        trained on, its items come first and all others follow, by looks.
         The image behind an http(s) URL is fetched only with `allow_url`.
         """
         vector, features, exclude_id = self.query_vectors(query, allow_url=allow_url)

@@ -10,22 +10,26 @@ import numpy as np
 
 from kedge.errors import ConfigError
 
-__all__ = ["NEIGHBOURS", "Calibration", "familiarity"]
+__all__ = ["NEIGHBOURS", "SHARES", "Calibration", "familiarity"]
 
 NEIGHBOURS = 3
 """Images of a class whose looks tell whether a query is one of it."""
-_DISTANCE_WEIGHT = 0.1
+SHARES = 32
+"""So many nearest anchors share what is certain about a query."""
+_CERTAINTY_WEIGHT, _MIN_COSINE = 0.1, 1e-4
 
 
-def familiarity(cosines: np.ndarray, distances: np.ndarray, anchors: np.ndarray) -> np.ndarray:
-    """How much queries look like their predicted class: the higher, the more surely they are known.
+def familiarity(own: np.ndarray, nearest: np.ndarray, cosines: np.ndarray) -> np.ndarray:
+    """How much queries look like what was trained on: the higher, the more surely they are known.
 
-    The mean cosine of their features to the nearest images of the class, less a tenth of the distance of their
-    embedding to its anchor, in lengths of an anchor. Chosen on held-out photos of three datasets: it tells strangers
-    better than either part, and better than the cosine to the nearest image of all.
+    The cosine of their features to the `nearest` image of all and the mean cosine to the nearest ones of their
+    predicted class, `own`, in the mean; and a tenth of log p, where p is the share of the largest of the `cosines` of
+    their embedding with the nearest anchors (queries x anchors) in all of these: the highest posterior, where an
+    embedding is the expected anchor. Chosen on held-out photos of three datasets, of many classes and of twelve.
     """
-    scale = float(np.linalg.norm(anchors, axis=1).mean())
-    return np.asarray(cosines - _DISTANCE_WEIGHT * distances / (scale or 1.0))
+    shares = np.maximum(cosines, _MIN_COSINE)
+    certainty = np.log(shares.max(axis=1) / shares.sum(axis=1))
+    return np.asarray((own + nearest) / 2 + _CERTAINTY_WEIGHT * certainty)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from kedge.errors import ConfigError
 from kedge.io import atomic_write
 from kedge.metrics import rank_relevant
 from kedge.model import Calibration, Model
-from kedge.model.calibration import NEIGHBOURS, familiarity
+from kedge.model.calibration import NEIGHBOURS, SHARES, familiarity
 from kedge.training.data import DeviceDataset
 
 __all__ = ["Gain", "calibrate", "measure_gain"]
@@ -23,6 +23,8 @@ __all__ = ["Gain", "calibrate", "measure_gain"]
 _QUERIES = 2000
 """Held-out images that the gain is measured on, spread evenly where there are more."""
 _ACCEPT = 0.95
+_BLOCK = 1024
+"""Held-out images that are compared with all training images at a time."""
 
 
 @dataclass(frozen=True)
@@ -70,15 +72,17 @@ def calibrate(model: Model, train: DeviceDataset, held_out: DeviceDataset) -> Ca
     """How familiar an image must look to be known, by the held-out images; None where too few are held out."""
     if model.anchors is None:
         return None
-    embeddings = model.embed_features(held_out.values)
-    distances, classes = torch.cdist(embeddings, model.anchors).min(dim=1)
+    embeddings, anchors = model.embed_features(held_out.values), model.anchors
+    classes = torch.cdist(embeddings, anchors).argmin(dim=1)
     queries, gallery = normalize(held_out.values, dim=1), normalize(train.values, dim=1)
-    cosines = torch.zeros(len(queries))
+    own = torch.zeros(len(queries))
+    nearest = torch.cat([(part @ gallery.T).amax(dim=1).cpu() for part in torch.split(queries, _BLOCK)])
     for label in set(classes.tolist()):
         asking, images = classes == label, gallery[train.labels == label]
         count = min(NEIGHBOURS, len(images))
-        cosines[asking.cpu()] = (queries[asking] @ images.T).topk(count, dim=1).values.mean(1).cpu()
-    values = familiarity(cosines.numpy(), distances.cpu().numpy(), model.anchors.cpu().numpy())
+        own[asking.cpu()] = (queries[asking] @ images.T).topk(count, dim=1).values.mean(1).cpu()
+    cosines = (normalize(embeddings, dim=1) @ normalize(anchors, dim=1).T).topk(min(SHARES, len(anchors)), dim=1).values
+    values = familiarity(own.numpy(), nearest.numpy(), cosines.cpu().numpy())
     with suppress(ConfigError):
         return Calibration.from_distances(-values, _ACCEPT)
     return None
