@@ -222,6 +222,15 @@ def test_scanned_files_are_decoded_when_pixels_are_asked_for(photos: Path, root:
     assert torch.equal(lazy.train.take(range(len(lazy.train))), expected)
 
 
+def test_the_work_of_scanning_grows_with_the_files_alone(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = []
+    labels = sources.FileSource.labels
+    monkeypatch.setattr(sources.FileSource, "labels", lambda self: listed.append(1) or labels(self))
+    fill(photos, {"a": 30, "b": 20})
+    folder(photos, size=8, scan=lambda _: {})
+    assert len(listed) < 5  # not once for each file
+
+
 def test_files_that_change_before_they_are_decoded(photos: Path) -> None:
     fill(photos, {"a": 3, "b": 3})
     dataset = folder(photos, size=8, scan=lambda _: {})

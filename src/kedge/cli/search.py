@@ -71,7 +71,7 @@ def search(
         why = "no item matches --where" if where else "the lists that were searched are empty"
         typer.echo(f"Nothing was found: {why}.")
     else:
-        _print(result, by_default=rank == "auto")
+        _print(result)
     if html is not None:
         typer.echo(f"The page with the images: {html}", err=True)
 
@@ -89,7 +89,7 @@ def _parse_query(text: str) -> Path | str | int:
     return int(text)
 
 
-def _print(result: Result, *, by_default: bool) -> None:
+def _print(result: Result) -> None:
     from rich.table import Column, Table
     from rich.text import Text
 
@@ -101,14 +101,12 @@ def _print(result: Result, *, by_default: bool) -> None:
         texts = (f"{rank}", f"{hit.distance:.4g}", hit.label or "", f"{hit.id}", hit.path or "")
         table.add_row(*(Text(_printable(text)) for text in texts))
     console.print(table)
-    how = "by looks: unlike any trained class" if by_default else "by looks"
-    if result.rank == "looks" and result.anchors:
-        how = f"by looks: {result.anchors[0]}, which came after training"
-    elif result.rank == "class":
+    how = f"by looks: {result.anchors[0]}, which came after training" if result.anchors else "by looks"
+    if result.rank == "class":
         names = ", ".join(name if name is not None else "unnamed" for name in result.anchors[:3])
         more = f" and {len(result.anchors) - 3:,} more" if len(result.anchors) > 3 else ""
         how = f"by class: {names}{more}" if any(result.anchors) else "by distance"
-    note = " · unknown: far from every anchor" if result.unknown and result.rank == "class" else ""
+    note = " · unknown: unlike every trained class" if result.unknown else ""
     console.print(Text(_printable(f"{how} · searched in {result.seconds * 1000:.2f} ms{note}"), style="dim"))
 
 

@@ -165,7 +165,7 @@ def _scanned(items: Items, scan: Scan) -> tuple[list[Label], list[tuple[str, str
     """As `_decode`, of files that `scan` has read; their identity tells whether they changed, so there is no digest."""
     files = [path for source, row in items if (path := source.path(row)) is not None]
     unreadable = scan(files)
-    labels = {source: source.labels() for source, _ in items}
+    labels = {source: source.labels() for source in {source for source, _ in items}}
     kept = [None if number in unreadable else labels[source][row] for number, (source, row) in enumerate(items)]
     return kept, [(files[number], reason) for number, reason in sorted(unreadable.items())], ""
 

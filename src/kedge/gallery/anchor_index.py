@@ -26,7 +26,7 @@ _PROBES = (4, 16, 64)
 _NEIGHBOUR_CELLS = 12
 """Cells around its own in which an anchor's nearest neighbour is searched for."""
 _SPARE = 4
-"""So many anchors more than asked for are compared by differences: a product does not tell equal ones from near ones."""
+"""So many anchors more than asked for are compared by differences: products do not tell equal ones from near ones."""
 _SAMPLES_PER_CENTRE, _ITERATIONS = 32, 4
 _BLOCK = 16384
 """Queries that are compared with all centroids at once."""

@@ -65,7 +65,7 @@ def search_page(gallery: Gallery, query: Path | str | int, result: Result) -> st
         facts["Anchors"] = ", ".join(anchors[:5]) + (" …" if len(anchors) > 5 else "") or "unnamed"
     facts["Time"] = f"{result.seconds * 1000:.2f} ms"
     if result.unknown:
-        facts["Unknown"] = "unlike any trained class" if result.rank == "looks" else "far from every anchor"
+        facts["Unknown"] = "unlike every trained class"
     caption = f'<div class="label">{text(label)}</div>' if label is not None else ""
     caption += f'<div class="soft path">{text(name)}</div>'
     count = len(result.hits)

@@ -23,6 +23,10 @@ from kedge.training.rng import RankRNG, fork_rng
 __all__ = ["Draws", "EpochMeans", "Outcome", "Step", "compile_step"]
 
 
+_SPREAD_ROWS = 32
+"""So many images of a batch tell how far apart embeddings are."""
+
+
 class Draws(NamedTuple):
     """All random numbers of one step, drawn before it."""
 
@@ -162,8 +166,8 @@ class Step(nn.Module):
         values = torch.stack(list(components.values()))
         total = values.sum()
         with torch.no_grad():
-            points = self.loss.embed(in_full_precision(embedded[0].detach()))
-            spread = (points - points.mean(0)).square().sum(1).mean()
+            points = self.loss.embed(in_full_precision(embedded[0][:_SPREAD_ROWS].detach()))
+            spread = points.var(0, correction=min(1, len(points) - 1)).sum()
             values = torch.cat([total.reshape(1), values, spread.reshape(1)]).double()
         return Outcome(total, values, ("loss", *components, "_spread"))
 

@@ -64,7 +64,7 @@ function showAnswer(query, answer) {
   answered = { query, answer, settings: settings() };
   hideError();
   byId('unknown').hidden = answer.unknown !== true;
-  showResults(answer, state.rank);
+  showResults(answer);
   showAnchors(answer.nearest);
   showEncoding(query, answer.seconds);
   placeOnMap(answer);

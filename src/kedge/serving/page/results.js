@@ -55,12 +55,12 @@ function showLists(place, { method, looked_at: lists }, rank) {
 }
 
 /* How the hits were ranked, and why. */
-function rankWords({ rank, searches: [{ looked_at: lists, hits }] }, asked) {
+function rankWords({ rank, searches: [{ looked_at: lists, hits }] }) {
   const name = lists[0] ?? (rank === 'class' ? hits[0]?.anchor : null) ?? null;
   if (rank === 'looks' && name !== null) {
     return ['Ranked by looks: ', make('span', { class: 'together' }, labelDot(name), name), ', which came after training'];
   }
-  if (rank === 'looks') return ['Ranked by looks', asked === 'looks' ? ', of any class' : ': unlike any trained class'];
+  if (rank === 'looks') return ['Ranked by looks, of any class'];
   if (name === null) return ['Ranked by distance'];
   return ['Ranked by class: ', make('span', { class: 'together' }, labelDot(name), name)];
 }
@@ -100,8 +100,8 @@ function verdict([quick, thorough], rank) {
   return `${same} Two-stage compared with ${share(part)} of the pictures and ${speed}.`;
 }
 
-/** Shows an answer of the server; `asked` is the rank that was asked for. */
-export function showResults(answer, asked) {
+/** Shows an answer of the server. */
+export function showResults(answer) {
   const { searches, rank } = answer;
   const largest = Math.max(0, ...searches.flatMap(({ hits }) => hits.map((hit) => hit.distance)));
   const ids = searches.map(({ hits }) => new Set(hits.map(({ id }) => id)));
@@ -115,7 +115,7 @@ export function showResults(answer, asked) {
   byId('verdict').hidden = searches.length < 2;
   if (searches.length > 1) byId('verdict').textContent = verdict(searches, rank);
   byId('ranked').hidden = !galleryFacts().features;
-  byId('ranked').replaceChildren(...(galleryFacts().features ? rankWords(answer, asked) : []));
+  byId('ranked').replaceChildren(...(galleryFacts().features ? rankWords(answer) : []));
 
   const { hits } = searches.find((one) => one.hits.length) ?? searches[0];
   byId('found-title').textContent = hits.length ? plural(hits.length, 'nearest picture') : 'No pictures found';
