@@ -1,6 +1,7 @@
 """Writes the tables of the documentation from the result files: no figure there is typed by hand.
 
-    python benchmarks/tables.py            fills every table below `<!-- results: NAME -->` in README and docs
+    python benchmarks/tables.py            fills every table below `<!-- results: NAME -->` in README and docs;
+                                           `<!-- results: NAME PART -->` where a file holds several tables
     python benchmarks/tables.py --check    says which of them differ from what the results say
 
 Runs that differ by their seed alone (`name-0`, `name-1` …) share a row: mean ± standard deviation, and how many.
@@ -26,7 +27,7 @@ COLUMNS = {
 }
 LATER = ("cosine mAP", "1-NN")
 """Columns that older results do not have, shown where all runs of a table do."""
-MARK = re.compile(r"(<!-- results: ([\w-]+) -->\n)(?:\|.*\n)*")
+MARK = re.compile(r"(<!-- results: ([\w-]+)(?: (\w+))? -->\n)(?:\|.*\n)*")
 
 
 def main() -> None:
@@ -49,13 +50,13 @@ def main() -> None:
 def fill(text: str) -> str:
     """The text with every marked table as the results have it."""
     return MARK.sub(
-        lambda match: match[1] + table(json.loads((HERE / "results" / f"{match[2]}.json").read_text())), text
+        lambda match: match[1] + table(json.loads((HERE / "results" / f"{match[2]}.json").read_text()), match[3]), text
     )
 
 
-def table(record: dict[str, Any]) -> str:
-    if "table" in record:
-        shown = [record["table"]["columns"], *record["table"]["rows"]]
+def table(record: dict[str, Any], part: str | None = None) -> str:
+    if (made := record.get(f"table {part}" if part else "table")) is not None:
+        shown = [made["columns"], *made["rows"]]
         lines = [f"| {' | '.join(map(str, cells))} |" for cells in shown]
         return "\n".join([lines[0], f"|{'---|' * len(shown[0])}", *lines[1:]]) + "\n"
     groups: dict[str, list[dict[str, Any]]] = {}

@@ -57,7 +57,8 @@ def loss_step(theme: Theme) -> Figure:
         found = {one["loss"]: one["ms"] for one in results if one["classes"] == count and one["loss"] in shown}
         names = [name for name in reversed(shown) if name in found]
         bars = axes.barh(names, [found[name] for name in names], color=[shown[name] for name in names], height=0.7)
-        axes.bar_label(bars, [f"{found[name]:.3g} ms" for name in names], padding=3, fontsize=8, color=theme.ink)
+        times = [f"{found[name]:,.0f} ms" if found[name] >= 100 else f"{found[name]:.3g} ms" for name in names]
+        axes.bar_label(bars, times, padding=3, fontsize=8, color=theme.ink)
         axes.set(xlim=(0, max(found.values()) * 1.3), xticks=[], title=f"{count:,} classes")
         axes.spines["bottom"].set_visible(False)
     return figure

@@ -96,6 +96,28 @@ def test_auto_is_the_same_function(name: str, flip_tta: bool, head: str, expecte
     assert model.engine == f"auto: {expected}"
 
 
+def test_each_core_takes_small_batches_of_its_own(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    pools: list[int] = []
+    real = inference.ThreadPoolExecutor
+    monkeypatch.setattr(inference, "ThreadPoolExecutor", lambda count: pools.append(count) or real(count))
+    monkeypatch.setattr(inference, "_BATCH_PIXELS", 3 * SIDE * SIDE)
+    before = torch.get_num_threads()
+    try:
+        for threads, expected in ((1, []), (2, [2]), (3, [2, 3])):
+            torch.set_num_threads(threads)
+            pixels = draw(20)
+            assert distance(model.embed_pixels(pixels), eagerly(model, pixels)) < TOLERANCE
+            assert distance(model.embed_pixels(pixels[:1]), eagerly(model, pixels[:1])) < TOLERANCE  # all cores share it
+            assert pools == expected
+            later: list[int] = []
+            thread = threading.Thread(target=lambda seen=later: seen.append(torch.get_num_threads()))
+            thread.start()
+            thread.join()
+            assert [torch.get_num_threads(), *later] == [threads, threads]
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_batches_are_split_to_fit_the_cache(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     model.engine = "auto"
     monkeypatch.setattr(inference, "_BATCH_PIXELS", 5 * SIDE * SIDE)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,12 +19,12 @@ from kedge.gallery.anchors import Anchors, Space
 from kedge.gallery.calibration import Calibration, CalibrationFile, save_calibration
 from kedge.gallery.distances import unit_rows
 from kedge.gallery.ingest import Added, add_images, dataset_images, list_with_labels
-from kedge.gallery.inverted_lists import DamagedLists
 from kedge.gallery.location import Location, wrap_url_errors
 from kedge.gallery.manifest import ListKind, Manifest, create_folder, download_folder, open_model, read_manifest
-from kedge.gallery.ranking import RANKS, Pair, Rank, RankedSearch, familiarity
+from kedge.gallery.ranking import RANKS, Rank, familiarity
 from kedge.gallery.schema import check_columns, check_vectors, require_positive
 from kedge.gallery.search import Item, Result, Snapshot
+from kedge.gallery.searcher import Searcher, VectorSearch
 from kedge.gallery.snapshot import SnapshotLoader, stolen_items
 from kedge.gallery.table import MEMORY, Table, Version
 from kedge.images import fetch_image, is_url, read_image
@@ -72,7 +71,7 @@ class Gallery:
         self._snapshots = SnapshotLoader(self._table, space)
         self._looks = SnapshotLoader(self._table, Space.of_looks(self.features)) if self.features else None
         self._loaders = [loader for loader in (self._snapshots, self._looks) if loader is not None]
-        self._pair: Pair | None = None
+        self._searcher = Searcher(self._snapshots, self._looks, self._calibration)
         self._judged = set(self.classes)
         """Labels of which it is known whether their anchors take items of others."""
 
@@ -138,7 +137,11 @@ class Gallery:
         With `looks`, of the features in the place of the embeddings.
         """
         self._table.latest().verify()
-        return (self._looks_loader() if looks else self._snapshots).verified()
+        if not looks:
+            return self._snapshots.verified()
+        self._require_features()
+        assert self._looks is not None
+        return self._looks.verified()
 
     def item(self, id: int) -> Item:
         """Path, label and metadata of one item."""
@@ -163,7 +166,7 @@ class Gallery:
 
     def features_at(self, snapshot: Snapshot, id: int) -> np.ndarray | None:
         """The features of an item in one version, from the inverted lists; None where it has none."""
-        return self._paired(snapshot).features(id)
+        return self._searcher.paired(snapshot).features(id)
 
     def ids(self, where: str | None = None) -> list[int]:
         """The items that match, such as `"label = 'cat'"`, in order."""
@@ -283,7 +286,7 @@ class Gallery:
         calibration = Calibration.from_distances(nearest, accept)
         if self._looks is not None and features is not None:
             self._looks.verified()
-            pair = self._paired(snapshot)
+            pair = self._searcher.paired(snapshot)
             if len(pair.ids) > len(pair.foreign):
                 calibration = calibration.with_familiarity(self.familiarity(vectors, features))
         with self.writing():
@@ -294,7 +297,8 @@ class Gallery:
     def familiarity(self, vectors: np.ndarray, features: np.ndarray) -> np.ndarray:
         """How much queries look like what the gallery holds of trained classes; of unknown ones it is lowest."""
         vectors = self.check_vectors(vectors)
-        return familiarity(self._paired(self.snapshot()), vectors, self._check_features(features, len(vectors)))
+        pair = self._searcher.paired(self.snapshot())
+        return familiarity(pair, vectors, self._check_features(features, len(vectors)))
 
     def optimize(self, *, forget: float | None = None) -> None:
         """Fold everything that is new into the inverted lists, and join the table's small files.
@@ -394,84 +398,17 @@ class Gallery:
         if rank not in RANKS:
             raise ConfigError(f"rank must be one of {', '.join(RANKS)}, found {rank!r}.")
         if rank == "looks":
-            self._looks_loader()
+            self._require_features()
             if features is None:
                 raise ConfigError("rank='looks' needs the features of the queries: give features, or search images.")
-        lists = probes if method == "two_stage" else None
+        looks = None if features is None or not self.features else self._check_features(features, len(matrix))
+        how = VectorSearch(k, probes if method == "two_stage" else None, min_candidates, where, exclude_id, rank)
         snapshot = self.snapshot() if snapshot is None else snapshot
-        if rank != "class" and features is not None and self._looks is not None:
-            looks = self._check_features(features, len(matrix))
-            # Without a learned anchor nothing is predicted, and without an item in the looks space nothing compared.
-            if rank == "looks" or (snapshot.anchors.learned and len(self._paired(snapshot).ids)):
-                matching = None if where is None else self._snapshots.matching(snapshot, where)
-                threshold, always_looks = self.min_familiarity, rank == "looks"
-                search = RankedSearch(k, lists, min_candidates, exclude_id, matching, always_looks, threshold)
-                return self._search_ranked(search, snapshot, matrix, looks)
-        return self._search_classes(snapshot, matrix, k, lists, min_candidates, where, exclude_id)
+        return self._searcher.search(snapshot, matrix, looks, how, self.min_familiarity)
 
-    def _search_classes(
-        self,
-        snapshot: Snapshot,
-        matrix: np.ndarray,
-        k: int,
-        probes: int | None,
-        min_candidates: int,
-        where: str | None,
-        exclude_id: int | None,
-    ) -> list[Result]:
-        """By distance of the embeddings, in the lists of the nearest anchors (`probes` None: in all)."""
-        started = time.perf_counter()
-        try:
-            masks = None if where is None else snapshot.masks(self._snapshots.matching(snapshot, where))
-            hits, probed = snapshot.search(matrix, k, probes, min_candidates, masks, exclude_id)
-        except DamagedLists:
-            snapshot = self._snapshots.repaired(snapshot)
-            masks = None if where is None else snapshot.masks(self._snapshots.matching(snapshot, where))
-            hits, probed = snapshot.search(matrix, k, probes, min_candidates, masks, exclude_id)
-        seconds = (time.perf_counter() - started) / max(1, len(matrix))
-        names, nearest = snapshot.anchors.names, None
-        if probed is None:
-            anchors = [list(names)] * len(matrix)
-        else:
-            anchors = [[names[number] for number in numbers.tolist()] for numbers in probed]
-        unknown: list[bool | None] = [None] * len(matrix)
-        if self.calibration is not None:
-            if probed is not None and where is None:
-                nearest = np.array([numbers[0] for numbers in probed], dtype=np.int64)
-            unknown = self.is_unknown(snapshot.anchors, matrix, nearest)
-        return [Result(*of_query, seconds) for of_query in zip(hits, anchors, unknown, strict=True)]
-
-    def _search_ranked(
-        self, search: RankedSearch, snapshot: Snapshot, matrix: np.ndarray, features: np.ndarray
-    ) -> list[Result]:
-        """By class or by looks, whichever suits each query."""
-        started = time.perf_counter()
-        unknown = self.is_unknown(snapshot.anchors, matrix) if search.threshold is None else [None] * len(matrix)
-        try:
-            ranked = search.run(self._paired(snapshot), matrix, features, unknown)
-        except DamagedLists:
-            for loader in self._loaders:
-                loader.verified()
-            ranked = search.run(self._paired(self.snapshot()), matrix, features, unknown)
-        seconds = (time.perf_counter() - started) / max(1, len(matrix))
-        return [Result(found.columns, found.anchors, found.unknown, seconds, found.rank) for found in ranked]
-
-    def _paired(self, snapshot: Snapshot) -> Pair:
-        """A snapshot, and that of the looks space of the same version."""
-        looks, pair = self._looks_loader().at(snapshot.version), self._pair
-        if pair is None or pair.classes is not snapshot or pair.looks is not looks:
-            try:
-                pair = Pair(snapshot, looks)
-            except DamagedLists:
-                snapshot = self._snapshots.repaired(snapshot)
-                pair = Pair(snapshot, self._looks_loader().at(snapshot.version))
-            self._pair = pair
-        return pair
-
-    def _looks_loader(self) -> SnapshotLoader:
-        if self._looks is None:
+    def _require_features(self) -> None:
+        if not self.features:
             raise ConfigError(f"{self.location} keeps no features beside its embeddings: leave rank='looks' out.")
-        return self._looks
 
     def _check_features(self, features: Any, count: int) -> np.ndarray:
         """Features as a matrix of length 1 rows, one for each of `count` items."""
@@ -490,14 +427,9 @@ class Gallery:
         calibration = None if self.model is None else self.model.calibration
         return None if calibration is None else -calibration.threshold
 
-    def is_unknown(self, anchors: Anchors, queries: np.ndarray, nearest: np.ndarray | None = None) -> list[bool | None]:
-        """Whether each query is far from every anchor, the `nearest` if known; None without a calibration."""
-        if (calibration := self.calibration) is None:
-            return [None] * len(queries)
-        unknown: list[bool | None] = (
-            np.sqrt(anchors.nearest_squares(queries, nearest)) > calibration.threshold
-        ).tolist()
-        return unknown
+    def is_unknown(self, anchors: Anchors, queries: np.ndarray) -> list[bool | None]:
+        """Whether each query is far from every anchor; None without a calibration."""
+        return self._searcher.is_unknown(anchors, queries)
 
     def check_vectors(self, vectors: Any) -> np.ndarray:
         """Vectors as a float32 matrix of this gallery's dimension, one row each; raises where they are none."""

@@ -276,13 +276,13 @@ def familiarity(pair: Pair, embeddings: np.ndarray, features: np.ndarray) -> np.
 
 
 def _familiarity(pair: Pair, comparison: Comparison, embeddings: np.ndarray) -> np.ndarray:
-    anchors, trained = pair.classes.anchors, pair.classes.anchors.learned or len(pair.classes.anchors)
-    lists = anchors.nearest(embeddings, min(SHARES, trained))
-    own = [_mean_of_nearest(comparison.to_rows(query, pair.rows_in(row[:1]))) for query, row in enumerate(lists)]
-    nearest = comparison.squares.min(axis=1, initial=np.inf)
-    directions = unit_rows(anchors.vectors[lists].reshape(-1, anchors.vectors.shape[1]))
-    cosines = np.einsum("qad,qd->qa", directions.reshape(*lists.shape, -1), unit_rows(embeddings))
-    return combined(1 - np.array(own) / 2, 1 - nearest / 2, cosines)
+    anchors = pair.classes.anchors
+    nearest_anchors = anchors.nearest(embeddings, min(SHARES, pair.learned))
+    own, cosines = np.empty(len(embeddings)), np.empty(nearest_anchors.shape)
+    for query, (numbers, direction) in enumerate(zip(nearest_anchors, unit_rows(embeddings), strict=True)):
+        own[query] = _mean_of_nearest(comparison.to_rows(query, pair.rows_in(numbers[:1])))
+        cosines[query] = unit_rows(anchors.vectors[numbers]) @ direction
+    return combined(1 - own / 2, 1 - comparison.squares.min(axis=1, initial=np.inf) / 2, cosines)
 
 
 def _mean_of_nearest(squares: np.ndarray) -> float:

@@ -42,7 +42,7 @@ class SearchOptions(NamedTuple):
     )
     probes: Annotated[int, Query(ge=1, le=MAX_PROBES, description="How many lists a two-stage search reads.")] = 1
     rank: Annotated[
-        Rank, Query(description="What makes items alike; auto: the predicted class, or looks where that came after training.")
+        Rank, Query(description="What makes items alike; auto: the predicted class, or looks where that came later.")
     ] = "auto"
     label: Annotated[list[str], Query(max_length=64, description="Only items with one of these labels.")] = []  # noqa: RUF012
 
