@@ -107,7 +107,9 @@ def test_each_core_takes_small_batches_of_its_own(model: Model, monkeypatch: pyt
             torch.set_num_threads(threads)
             pixels = draw(20)
             assert distance(model.embed_pixels(pixels), eagerly(model, pixels)) < TOLERANCE
-            assert distance(model.embed_pixels(pixels[:1]), eagerly(model, pixels[:1])) < TOLERANCE  # all cores share it
+            assert (
+                distance(model.embed_pixels(pixels[:1]), eagerly(model, pixels[:1])) < TOLERANCE
+            )  # all cores share it
             assert pools == expected
             later: list[int] = []
             thread = threading.Thread(target=lambda seen=later: seen.append(torch.get_num_threads()))

@@ -87,7 +87,19 @@ def test_hits_are_ranked_by_class_or_by_looks(api: TestClient, built: Path, quer
         assert search["compared"] == (40 if expected.rank == "class" else 160)
         assert rank in ("auto", answer["rank"])
         chosen.add((rank, answer["rank"]))
-    assert chosen >= {("auto", "class"), ("auto", "looks")}
+    assert chosen == {("auto", "class"), ("class", "class"), ("looks", "looks")}
+
+
+def test_a_label_that_came_later_is_ranked_by_looks(own_gallery: Path, black_picture: bytes) -> None:
+    gallery = Gallery.open(own_gallery)
+    later = [np.full((12, 12, 3), grey, np.uint8) for grey in (1, 2, 3)]
+    vectors = gallery.model.vectors(later)  # type: ignore[union-attr]
+    ids = gallery.add_embeddings(vectors.embeddings.numpy(), ["later"] * 3, features=vectors.features.numpy())
+    with client_of(own_gallery) as api:
+        answer = api.post("/search", params={"k": 5}, content=black_picture, headers=PNG).json()
+    [search] = answer["searches"]
+    assert (answer["rank"], search["looked_at"]) == ("looks", ["later"])
+    assert sorted(hit["id"] for hit in search["hits"][:3]) == ids
 
 
 def test_without_features_everything_is_ranked_by_class(tmp_path: Path, own_gallery: Path) -> None:

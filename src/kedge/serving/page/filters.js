@@ -7,7 +7,7 @@ import { state } from './state.js';
 
 const PAUSE = 180;
 const RANK_HINTS = {
-  auto: 'By class where it fits, else by looks.',
+  auto: 'By the predicted class; what came after training by looks.',
   class: 'As trained: the nearest class comes first.',
   looks: 'Whatever looks alike, of any class.',
 };
