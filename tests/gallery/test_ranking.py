@@ -219,6 +219,11 @@ def test_items_without_features(tmp_path: Path, model: Model) -> None:
         assert gallery.item_vectors(0)[1] is None
         np.testing.assert_allclose(gallery.item_vectors(ids[0])[1], QUERIES.features[0], atol=1e-6)
         gallery.optimize()
+    for result in ask(gallery, k=99):
+        if result.rank == "class":  # those without are found too
+            in_list = {id for id in range(80) if QUERIES.labels[id % 40] == result.anchors[0]}
+            assert set(result.ids) == in_list
+            assert result.distances == sorted(result.distances)
     gallery.remove(ids[:3])
     assert all(set(result.ids) == set(ids[3:]) for result in ask(gallery, k=99, rank="looks"))
     assert gallery.search(0, k=3).rank == "class"

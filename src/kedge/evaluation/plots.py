@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
 from kedge.datasets import Dataset, ImageSplit
 from kedge.errors import ConfigError
 from kedge.metrics import nearest
 from kedge.model import Model
 from kedge.model.features import split_embeddings
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Rows = npt.NDArray[np.int64]
 
@@ -42,6 +43,9 @@ def retrieval_grid(
 
     Right hits have a green frame and a tick, wrong ones a red frame and a cross.
     """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # half a second, of every evaluation without plots
+    from matplotlib.figure import Figure
+
     if not hits or len(queries) == 0:
         raise ConfigError("A plot of hits needs at least one model and one query.")
     shapes = {name: np.shape(rows) for name, rows in hits.items()}

@@ -48,6 +48,8 @@ class Pair:
         if len(items):
             positions = np.minimum(np.searchsorted(items.ids, self.ids), len(items) - 1)
             self.lists = np.where(items.ids[positions] == self.ids, items.lists[positions], -1)
+        self.is_complete = int((self.lists >= 0).sum()) == len(items)
+        """Whether all items have features."""
         self._order = np.argsort(self.lists, kind="stable")
         self._offsets = np.searchsorted(self.lists[self._order], np.arange(len(classes.anchors) + 1))
         self.learned = classes.anchors.learned or len(classes.anchors)
@@ -208,7 +210,8 @@ class RankedSearch:
     ) -> Iterator[tuple[Columns, list[str | None]]]:
         """Hits and anchors of queries of trained classes: the items of their lists, by looks.
 
-        Where all items are searched, those of the predicted list come first and the others behind, all by distance.
+        Where all items are searched, those of the predicted list come first and the others behind, all by distance. So
+        are the items of lists where some have no features.
         """
         if not len(queries):
             return
@@ -222,10 +225,17 @@ class RankedSearch:
             return
         probed = classes.probe(embeddings, self.k, self.probes, self.min_candidates, masks, self.exclude_id)
         exactly = self.probes if masks is None and not self.min_candidates else None
-        for query, predicted_list, nearest in zip(queries.tolist(), lists.tolist(), probed, strict=True):
-            numbers = [predicted_list, *(number for number in nearest.tolist() if number != predicted_list)][:exactly]
-            columns = comparison.nearest(query, self.k, pair.rows_in(np.array(numbers)), mask)
-            yield columns, [names[number] for number in numbers]
+        probed = [
+            np.array([predicted, *(number for number in nearest.tolist() if number != predicted)][:exactly])
+            for predicted, nearest in zip(lists.tolist(), probed, strict=True)
+        ]
+        if pair.is_complete:
+            rows = zip(queries.tolist(), probed, strict=True)
+            found = [comparison.nearest(query, self.k, pair.rows_in(numbers), mask) for query, numbers in rows]
+        else:
+            found = classes.scan(embeddings, self.k, probed, masks, self.exclude_id)
+        for columns, numbers in zip(found, probed, strict=True):
+            yield columns, [names[number] for number in numbers.tolist()]
 
 
 def _predicted_lists(pair: Pair, comparison: Comparison, embeddings: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
