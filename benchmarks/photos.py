@@ -69,7 +69,7 @@ PROXY_GRID = [
 ]
 """Rate of the layer, epochs, and how many times as fast the proxies learn (100 in the paper)."""
 PROXY_CHOICES: dict[tuple[int, int], dict[str, float]] = {}
-"""What was chosen for some photos and a number of them to train on: once, for all seeds."""
+"""What was chosen for some photos and a number of their classes: once, for all seeds."""
 
 Scores = dict[str, float]
 
@@ -219,7 +219,7 @@ class ProxyAnchor(Space):
             space = Space(inside, self._fitted(inside, seed, **setting))
             return inside.scores(space.order(inner), inner)["mAP"]
 
-        key = id(trial.photos), len(trial.train)
+        key = id(trial.photos), len(np.unique(trial.photos.labels[trial.train]))
         if key not in PROXY_CHOICES:
             PROXY_CHOICES[key] = max(PROXY_GRID, key=judged)
         started = time.perf_counter()
