@@ -49,7 +49,8 @@ def main() -> None:
         found["now"] = road(ROOT / "src", folder, Path(scratch, "now"), ())
         if given.commit:
             weights = Path(scratch, "weights.safetensors")
-            safetensors.torch.save_file(model.encoder.backbone.state_dict(), weights)
+            state = {name: value.contiguous() for name, value in model.encoder.backbone.state_dict().items()}
+            safetensors.torch.save_file(state, weights)
             name = model.encoder.name
             then = ("recipe=head", "encoder=timm", f"encoder.name={name}", f"encoder.weights={weights}")
             other = Path(scratch, "other")
