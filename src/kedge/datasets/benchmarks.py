@@ -10,8 +10,7 @@ import numpy as np
 
 from kedge.datasets.base import Dataset, ImageSplit
 from kedge.datasets.download import Source, data_root, fetch, obtain, read_lines
-from kedge.datasets.folder import from_files
-from kedge.datasets.sources import FileSource
+from kedge.datasets.folder import FileSource, from_files
 from kedge.deps import require
 from kedge.errors import DataError
 from kedge.images import list_images
