@@ -11,8 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from kedge.errors import DataError
-from kedge.interop.columns import choose_vectors
-from kedge.interop.rows import LIST, VECTOR, Manifest, Rows
+from kedge.interop.rows import LIST, VECTOR, Manifest, Rows, choose_column
 
 __all__ = ["read_arrays", "write_npz"]
 
@@ -59,7 +58,7 @@ def read_arrays(source: Path, vectors: str | None = None) -> tuple[Rows, Manifes
         return _rows(source, VECTOR, columns), manifest
     kinds = "f" if vectors is None else "fiu"
     matrices = [name for name, values in arrays.items() if values.ndim == 2 and values.dtype.kind in kinds]
-    key = choose_vectors(vectors, matrices, source)
+    key = choose_column("vectors", vectors, matrices, source) or VECTOR
     length = arrays[key].shape[:1]
     columns = {name: array for name, array in arrays.items() if array.shape == length and array.dtype.kind in "biufU"}
     return _rows(source, key, {**columns, key: arrays[key]}), None

@@ -71,11 +71,9 @@ def read_faiss(source: Path) -> tuple[Rows, Manifest | None, np.ndarray | None]:
         centroids = inner.quantizer.reconstruct_n(0, inner.nlist, np.empty((inner.nlist, inner.d), np.float32))
     mismatch = DataError(f"{source} and {sidecar.name} do not belong together: export the gallery again.")
     if sidecar.exists():
-        if centroids is None:
-            raise mismatch
         rows, manifest = read_parquet(sidecar, centroids)
-        if manifest is None:
-            raise DataError(f"{sidecar} says nothing of a gallery: put it elsewhere, or export the gallery again.")
+        if manifest is None or centroids is None:
+            raise mismatch
         centroids = None
     else:
         # In order of their ids, so that those that count from 0 stay what they are.
