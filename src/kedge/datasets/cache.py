@@ -26,13 +26,12 @@ from kedge.errors import DataError, ImageError
 from kedge.images import Preprocessing, prefetch
 from kedge.io import atomic_write
 
-__all__ = ["Scan", "keep", "noted", "open_array", "read_notes", "stored"]
+__all__ = ["Scan", "keep", "noted", "open_array", "stored"]
 
 _VERSION = 3
 """Part of every array's name: raise it when the same images would decode to other pixels."""
 _DECODING = ("size", "crop_pct", "interpolation")
 """The settings of a Preprocessing that say what an image decodes to."""
-_GONE = "is gone or damaged, where Kedge kept the decoded images of a dataset: pass that again."
 _SIZE_SAMPLES = 16
 """So many images tell whether all have one size."""
 
@@ -73,9 +72,9 @@ def keep(
     owner = f"{_hash([train.folder, *decoding])}-" if train.folder else ""
     key = None if None in identities else owner + _hash([_VERSION, *decoding, train.name, identities])
     if key is not None:
+        array = folder / f"{key}.npy"
         with suppress(DataError):  # made anew then
-            array = folder / f"{key}.npy"
-            _ = open_array(array) if pixels else read_notes(array)
+            open_array(array, pixels=pixels)
             return array
     items = [(source, row) for source in sources for row in range(len(source))]
     part = folder / f"{secrets.token_hex(8)}.npy"
@@ -144,23 +143,14 @@ def noted(
     )
 
 
-def read_notes(array: Path) -> dict[str, Any]:
-    """The notes of an array; a DataError where they are gone or damaged."""
-    with suppress(OSError, ValueError):
+def open_array(array: Path, *, pixels: bool = True) -> tuple[np.ndarray, dict[str, Any]]:
+    """An array (without ``pixels`` an empty one) and its notes; a DataError where they are gone or damaged."""
+    with suppress(OSError, ValueError, TypeError):
         notes = json.loads(array.with_suffix(".json").read_text(encoding="utf-8"))
-        if isinstance(notes, dict) and {"name", "train", "classes", "labels", "skipped"} <= notes.keys():
-            return notes
-    raise DataError(f"{array} {_GONE}")
-
-
-def open_array(array: Path) -> tuple[np.ndarray, dict[str, Any]]:
-    """An array and its notes; a DataError where they are gone or damaged."""
-    notes = read_notes(array)
-    with suppress(OSError, ValueError):
-        images = np.load(array, mmap_mode="r", allow_pickle=False)
-        if images.dtype == np.uint8:
+        images = np.load(array, mmap_mode="r", allow_pickle=False) if pixels else np.empty(0, np.uint8)
+        if images.dtype == np.uint8 and {"name", "train", "classes", "labels", "skipped"} <= set(notes):
             return images, notes
-    raise DataError(f"{array} {_GONE}")
+    raise DataError(f"{array} is gone or damaged, where Kedge kept the decoded images of a dataset: pass that again.")
 
 
 def _scanned(items: Items, scan: Scan) -> tuple[list[Label], list[tuple[str, str]], str]:

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from kedge.datasets.base import Dataset, FileImages, ImageSplit, Label, Source
-from kedge.datasets.cache import Scan, keep, noted, open_array, read_notes
+from kedge.datasets.cache import Scan, keep, noted, open_array
 from kedge.datasets.digests import file_state
 from kedge.errors import DataError
 from kedge.images import EXTENSIONS, Preprocessing, list_classes, list_images, read_image
@@ -86,7 +86,8 @@ def folder(
         return open_array(array)[0]
 
     images = FileImages((len(rows), 3, size, size), read, decode)
-    dataset = noted(images, read_notes(array), test_fraction, seed, files=[source.path(row) for source, row in rows])
+    _, notes = open_array(array, pixels=False)
+    dataset = noted(images, notes, test_fraction, seed, files=[source.path(row) for source, row in rows])
     if len(splits) == 1 and test_fraction > 0:
         _check_singles(base, dataset)
     beside = (file for split in splits for file in sorted(split.iterdir()) if file.is_file())

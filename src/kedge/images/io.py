@@ -1,21 +1,27 @@
-"""Image IO: an upright RGB image out of a file, bytes or an http(s) address, or one clear error. Without torch."""
+"""Image IO: an upright RGB image out of a file, bytes or an http(s) address, or one clear error; many in threads.
+
+Without torch.
+"""
 
 from __future__ import annotations
 
 import io
 import logging
 import math
+import os
 import re
 import threading
 import urllib.error
 import urllib.request
 import warnings
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import cache
 from http.client import HTTPException
 from pathlib import Path
-from typing import BinaryIO, NoReturn
+from typing import BinaryIO, NoReturn, TypeVar
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -28,11 +34,15 @@ __all__ = [
     "fetch_image",
     "is_url",
     "make_thumbnail",
+    "prefetch",
     "read_image",
     "to_rgb",
     "upright",
 ]
 
+T = TypeVar("T")
+R = TypeVar("R")
+_WORKERS = min(8, os.cpu_count() or 1)
 MAX_PIXELS = 100_000_000
 MAX_DOWNLOAD = 64 * 2**20
 _FETCH_SECONDS = 20.0
@@ -200,6 +210,29 @@ def fetch_image(url: str, *, max_bytes: int = MAX_DOWNLOAD) -> Image.Image:
         return read_image(content)
     except ImageError as error:
         raise ImageError(str(error).replace("The image", url, 1)) from error
+
+
+def prefetch(
+    decode: Callable[[T], R], items: Iterable[T], *, ahead: int = 64, workers: int = _WORKERS
+) -> Generator[R, None, None]:
+    """Yield `decode(item)` in order; up to `ahead` items are decoded before they are asked for.
+
+    An error of `decode` is raised where its item's turn comes. What is pending when the caller stops is cancelled.
+
+    >>> list(prefetch(len, ["a", "bc", "def"], ahead=2))
+    [1, 2, 3]
+    """
+    with ThreadPoolExecutor(workers) as pool:
+        pending: deque[Future[R]] = deque()
+        try:
+            for item in items:
+                pending.append(pool.submit(decode, item))
+                if len(pending) > ahead:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def center_square(

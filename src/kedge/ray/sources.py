@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import tarfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,17 +18,16 @@ from pyarrow.fs import FileSelector, FileType
 from kedge.errors import ConfigError, DataError
 from kedge.gallery.ingest import list_with_labels
 from kedge.gallery.schema import COLUMNS
-from kedge.images import EXTENSIONS
+from kedge.images import EXTENSIONS, prefetch
 from kedge.io import filesystem_of, is_url
 
-__all__ = ["CHUNK", "FileShard", "Item", "Listing", "Shard", "list_source", "map_files"]
+__all__ = ["CHUNK", "READERS", "FileShard", "Item", "Listing", "Shard", "list_source"]
 
-T = TypeVar("T")
 CHUNK = 256
 """Images that are read, embedded and written as one."""
 _LABELS = (".cls", ".txt", ".json")
 _OWN_COLUMNS = ("image", "path", "label")
-_READERS = 16
+READERS = 16
 """Small files that are read at a time."""
 
 
@@ -119,12 +117,6 @@ def list_source(source: str | Path | Sequence[str | Path]) -> Listing:
     )
 
 
-def map_files(read: Callable[[str], T], files: Sequence[str]) -> list[T]:
-    """What is read of some files, several at a time."""
-    with ThreadPoolExecutor(_READERS) as pool:
-        return list(pool.map(read, files))
-
-
 # ---------------------------------------------------------------------- files
 
 
@@ -184,7 +176,7 @@ class ParquetShard(Shard):
 def _list_parquet(files: Sequence[str]) -> Listing:
     listing = Listing(shards := list[Shard]())
     first = 0
-    for file, (schema, groups, paths) in zip(files, map_files(_read_footer, files), strict=True):
+    for file, (schema, groups, paths) in zip(files, prefetch(_read_footer, files, workers=READERS), strict=True):
         for column in schema:
             if column.name in _OWN_COLUMNS:
                 continue
@@ -228,7 +220,7 @@ def _read_footer(file: str) -> tuple[pa.Schema, list[int], list[str]]:
 def _list_tar(files: Sequence[str]) -> Listing:
     shards: list[Shard] = []
     first = 0
-    for file, samples in zip(files, map_files(_read_samples, files), strict=True):
+    for file, samples in zip(files, prefetch(_read_samples, files, workers=READERS), strict=True):
         for start in range(0, len(samples), CHUNK):
             paths, labels, spans = map(list, zip(*samples[start : start + CHUNK], strict=True))
             shards.append(FileShard(first, paths, labels, file, spans))
