@@ -160,15 +160,15 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 def _to_8_bits(image: Image.Image) -> np.ndarray:
     """The levels of a grey image with more than eight bits."""
-    values = np.asarray(image)
+    values: np.ndarray = np.array(image)  # a copy, changed in place: such an image may be large
     if image.mode == "F":
-        values = np.fmax(values, 0)  # of a NaN and 0, the 0
+        np.fmax(values, 0, out=values)  # of a NaN and 0, the 0
         # Floats carry no range of their own: up to 1 they are fractions of white, beyond it pixel values.
-        values = np.rint(values * 255 if values.max(initial=0) <= 1 else values)
+        values *= 255 if values.max(initial=0) <= 1 else 1
+        np.rint(values, out=values)
     elif image.mode != "I" or values.max(initial=0) > 255:
-        values = values >> 8
-    levels: np.ndarray = np.clip(values, 0, 255).astype(np.uint8)
-    return levels
+        values >>= 8
+    return np.clip(values, 0, 255, out=values).astype(np.uint8)
 
 
 def upright(image: Image.Image, *, in_place: bool = False) -> Image.Image:
