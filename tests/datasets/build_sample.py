@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 from torchvision.datasets import FashionMNIST
 
-from kedge.datasets.sample import COLUMNS, PER_CLASS
+from kedge.datasets.benchmarks import COLUMNS, PER_CLASS
 
 SEED = 0
 

@@ -19,9 +19,9 @@ from torchvision.transforms import PILToTensor, ToTensor
 
 from kedge.config.compose import build_dataset, compose
 from kedge.datasets import as_dataset, folder, huggingface, is_external, stored
+from kedge.datasets.cache import keep
 from kedge.datasets.download import data_root
-from kedge.datasets.external import keep_external
-from kedge.datasets.sources import HuggingFaceSource
+from kedge.datasets.external import HuggingFaceSource, train_and_test
 from kedge.errors import ConfigError, DataError, DownloadError
 from kedge.images import Preprocessing
 
@@ -90,19 +90,19 @@ def test_kinds_of_pictures_and_labels_are_one() -> None:
         assert (len(dataset.train), len(dataset.test)) == (18, 2)
         assert everything(dataset) == wanted
     # The same content is kept once, whatever gave it.
-    assert len(list(keep_external(Own(kinds[0], ["a", "b"])).parent.glob("*.npy"))) == 1
+    assert len(list(keep(*train_and_test(Own(kinds[0], ["a", "b"]))).parent.glob("*.npy"))) == 1
 
 
 def test_each_picture_is_read_once_but_for_a_few_looks_at_their_size() -> None:
     source = Own([(picture, row % 2) for row, picture in enumerate(arrays(60))])
-    path = keep_external(source, size=8)
+    path = keep(*train_and_test(source), size=8)
     assert set(source.read.values()) == {1}
     before = path.stat().st_mtime_ns
     opened = stored(path)
     assert isinstance(opened.train.images, np.memmap)
     assert path.stat().st_mtime_ns == before
     source.read.clear()
-    keep_external(source)
+    keep(*train_and_test(source))
     assert sum(source.read.values()) == 60 + 16
 
 
@@ -134,7 +134,7 @@ def test_fake_data_and_sizes() -> None:
     assert as_dataset(fake, most=16).train.size == (16, 16)
     mixed = Own([(Image.new("RGB", (20 + row, 20)), row % 2) for row in range(20)])
     assert as_dataset(mixed, most=64).train.size == (64, 64)
-    with pytest.raises(DataError, match=r"item \d+ of FakeData is an image of float32 .*ToTensor"):
+    with pytest.raises(DataError, match=r"item \d+ of FakeData must .* found .* of float32: leave ToTensor"):
         as_dataset(FakeData(size=4, image_size=(3, 8, 8), transform=ToTensor()))
     assert everything(as_dataset(FakeData(size=20, image_size=(3, 8, 8), num_classes=2, transform=PILToTensor())))
 
@@ -159,7 +159,7 @@ def test_unreadable_pictures_are_skipped_and_listed(photos: Path) -> None:
 @pytest.mark.parametrize(
     ("items", "words"),
     [
-        ([(np.zeros((8, 8, 3), np.float64), 0)], "float64 .*ToTensor"),
+        ([(np.zeros((8, 8, 3), np.float64), 0)], "float64: leave ToTensor"),
         ([(np.zeros((3, 8, 8), np.uint8), 0)], "H x W x 3"),
         ([(np.zeros((0, 8, 3), np.uint8), 0)], "found 0 x 8 x 3"),
         ([("photo.png", 0)], "found a str"),

@@ -11,7 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
-from kedge.datasets import cache, folder, sources
+from kedge.datasets import cache, folder
+from kedge.datasets.folder import FileSource
 from kedge.errors import ConfigError, DataError
 from kedge.images import Preprocessing
 
@@ -160,7 +161,7 @@ def test_decoded_once(photos: Path, root: Path, monkeypatch: pytest.MonkeyPatch,
     assert leftovers() == []
     assert len(list((root / "decoded").iterdir())) == 2
     with monkeypatch.context() as patch:
-        patch.setattr(sources, "read_image", lambda *_: pytest.fail("decoded again"))
+        patch.setattr(FileSource, "read", lambda *_: pytest.fail("decoded again"))
         assert folder(photos, size=8).fingerprint() == first.fingerprint()
 
 
@@ -224,8 +225,8 @@ def test_scanned_files_are_decoded_when_pixels_are_asked_for(photos: Path, root:
 
 def test_the_work_of_scanning_grows_with_the_files_alone(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     listed = []
-    labels = sources.FileSource.labels
-    monkeypatch.setattr(sources.FileSource, "labels", lambda self: listed.append(1) or labels(self))
+    labels = FileSource.labels
+    monkeypatch.setattr(FileSource, "labels", lambda self: listed.append(1) or labels(self))
     fill(photos, {"a": 30, "b": 20})
     folder(photos, size=8, scan=lambda _: {})
     assert len(listed) < 5  # not once for each file
@@ -246,7 +247,7 @@ def test_interrupted_decoding_leaves_nothing(photos: Path, root: Path, monkeypat
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(sources, "read_image", interrupt)
+        patch.setattr(FileSource, "read", interrupt)
         with pytest.raises(KeyboardInterrupt):
             folder(photos, size=8)
     assert list((root / "decoded").iterdir()) == []

@@ -6,12 +6,11 @@ import warnings
 from typing import Any
 
 from kedge.datasets.base import Dataset, ImageSplit
-from kedge.datasets.benchmarks import cifar100, food101, svhn, tiny_imagenet
+from kedge.datasets.benchmarks import cifar100, food101, sample, svhn, tiny_imagenet
 from kedge.datasets.cache import stored
 from kedge.datasets.external import as_dataset, huggingface, is_external
 from kedge.datasets.folder import folder
 from kedge.datasets.npz import arrays
-from kedge.datasets.sample import sample
 from kedge.datasets.splits import few_shot, hold_out, leave_classes_out, shot_counts, train_val_split
 
 __all__ = [

@@ -1,8 +1,11 @@
-"""What every loader returns: two splits of uint8 images of one size, and the names of their classes."""
+"""What every loader returns: two splits of uint8 images of one size, and the names of their classes; and what the
+cache of decoded images is made from."""
 
 from __future__ import annotations
 
 import hashlib
+import io
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,13 +14,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from kedge.datasets.digests import file_digests
 from kedge.errors import DataError
 
-__all__ = ["Dataset", "FileImages", "ImageSplit", "Indices"]
+__all__ = ["Dataset", "FileImages", "ImageSplit", "Indices", "Label", "Source"]
 
+Label = int | str | None
 Indices = Sequence[int] | np.ndarray | Tensor
 _FEW = 16
 """Images that are read each time; to decode all, once, is worth it for more."""
@@ -192,6 +197,66 @@ class Dataset:
                 digest.update(split.take(np.arange(start, min(start + 1024, len(split)))).numpy().data)
         kind = "" if self.train.files is None or pixels else _OF_FILES
         return kind + digest.hexdigest()[:16]
+
+
+class Source(ABC):
+    """One split of a dataset. It is read from several threads."""
+
+    name: str
+    classes: tuple[str, ...] | None = None
+    """The names of the classes in the order of their numbers, where the dataset says them."""
+    folder: str | None = None
+    """The folder that holds the images, where they are one: what it held earlier need not be kept."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many images there are."""
+
+    @abstractmethod
+    def read(self, row: int) -> tuple[Image.Image, Label]:
+        """An image, upright RGB, and its label; an ImageError if it cannot be read."""
+
+    def labels(self) -> list[Label]:
+        """The labels of all images; None where there is none."""
+        return [self.read(row)[1] for row in range(len(self))]
+
+    @property
+    def identity(self) -> Any:
+        """Plain values that change when the images do; None where only a look at all of them could tell."""
+        return None
+
+    def content(self, row: int) -> bytes:
+        """An image as a file would hold it."""
+        stream = io.BytesIO()
+        self.read(row)[0].save(stream, "PPM")
+        return stream.getvalue()
+
+    def path(self, row: int) -> str | None:
+        """The file an image comes from, where that is on this machine and holds just the image."""
+        del row
+        return None
+
+    def check_label(self, label: Any, row: int) -> Label:
+        """A label as a plain number or name; None where there is none."""
+        if isinstance(label, (Tensor, np.ndarray, np.generic)) and int(np.prod(label.shape)) == 1:
+            label = label.item()
+        if label is None or (isinstance(label, (int, str)) and not isinstance(label, bool)):
+            return label
+        raise DataError(f"{self.item(row)} must have a whole number or a name as its label, found {label!r}.")
+
+    def item(self, row: int) -> str:
+        """An image, as messages name it."""
+        return f"item {row} of {self.name}"
+
+    def name_of(self, label: Label) -> str | None:
+        """The class that a label stands for."""
+        if label is None or isinstance(label, str):
+            return label
+        if self.classes is None:
+            return str(label)
+        if not 0 <= label < len(self.classes):
+            raise DataError(f"{self.name} has a label {label} but {len(self.classes)} classes: check its labels.")
+        return self.classes[label]
 
 
 def _rebuild(images: np.ndarray | tuple[Any, ...], *rest: Any) -> ImageSplit:

@@ -1,22 +1,23 @@
-"""The paper's four datasets, downloaded on first use: CIFAR-100, SVHN, Tiny ImageNet, Food-101."""
+"""The four datasets of the paper, downloaded on first use, and the bundled sample."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from importlib import resources
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from kedge.datasets.base import Dataset, ImageSplit
 from kedge.datasets.download import Source, data_root, fetch, obtain, read_lines
-from kedge.datasets.folder import from_files
-from kedge.datasets.sources import FileSource
+from kedge.datasets.folder import FileSource, from_files
 from kedge.deps import require
 from kedge.errors import DataError
 from kedge.images import list_images
 
-__all__ = ["cifar100", "food101", "svhn", "tiny_imagenet"]
+__all__ = ["cifar100", "food101", "sample", "svhn", "tiny_imagenet"]
 
 # The binary version: the Python one is a pickle, and opening a pickle runs what is in it.
 CIFAR100 = Source("https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz", "md5:03b5dce01913d631647c71ecec9e9cb8")
@@ -27,6 +28,20 @@ SVHN: Mapping[str, Source] = {
     "train": Source(f"{_HOUSE_NUMBERS}/train_32x32.mat", "md5:e26dedcc434d2e4c54c9b2d4a06d8373"),
     "test": Source(f"{_HOUSE_NUMBERS}/test_32x32.mat", "md5:eb5a983be6a315427106f1b164d9cef3"),
 }
+SAMPLE_CLASSES = (
+    *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
+    *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+)
+PER_CLASS = {"train": 700, "test": 100}
+COLUMNS = 100
+
+
+def sample() -> Dataset:
+    """A balanced part of Fashion-MNIST, so that everything can be tried without a network.
+
+    7,000 training and 1,000 test images of clothes, 10 classes, 28 x 28, grey repeated to 3 channels.
+    """
+    return Dataset("sample", SAMPLE_CLASSES, _sample_split("train"), _sample_split("test"))
 
 
 def cifar100(root: str | Path | None = None, source: Source = CIFAR100) -> Dataset:
@@ -78,6 +93,18 @@ def food101(root: str | Path | None = None, size: int = 224, source: Source = FO
     )
     train, test = (FileSource("food101", folder, split, classes) for split in splits)
     return from_files(train, test, size=size, root=root)
+
+
+def _sample_split(split: str) -> ImageSplit:
+    """Cut one sheet into its images: class after class, ``COLUMNS`` to a row."""
+    with (
+        resources.files("kedge.datasets").joinpath("sample", f"{split}.png").open("rb") as stream,
+        Image.open(stream) as image,
+    ):
+        sheet = np.asarray(image)
+    tiles = sheet.reshape(-1, 28, COLUMNS, 28).transpose(0, 2, 1, 3).reshape(-1, 1, 28, 28)
+    labels = np.repeat(np.arange(len(SAMPLE_CLASSES), dtype=np.int64), PER_CLASS[split])
+    return ImageSplit(np.repeat(tiles, 3, axis=1), labels)
 
 
 def _cifar_records(path: Path) -> ImageSplit:

@@ -19,15 +19,14 @@ import numpy as np
 from rich.progress import track
 
 from kedge.console import stderr
-from kedge.datasets.base import Dataset, FileImages, ImageSplit
+from kedge.datasets.base import Dataset, FileImages, ImageSplit, Label, Source
 from kedge.datasets.download import data_root
-from kedge.datasets.sources import Label, Source
 from kedge.datasets.splits import hold_out
-from kedge.errors import ConfigError, DataError, ImageError
+from kedge.errors import DataError, ImageError
 from kedge.images import Preprocessing, prefetch
 from kedge.io import atomic_write
 
-__all__ = ["Scan", "keep", "noted", "read_notes", "stored"]
+__all__ = ["Scan", "keep", "noted", "open_array", "stored"]
 
 _VERSION = 3
 """Part of every array's name: raise it when the same images would decode to other pixels."""
@@ -60,12 +59,10 @@ def keep(
     cannot tell whether they changed are read again for that. Without ``pixels``, notes of an earlier look are enough;
     ``scan`` looks at files in the place of decoding them.
     """
-    if size is not None and size < 1:
-        raise ConfigError(f"size must be a positive number of pixels, not {size}.")
     if len(train) == 0:
         raise DataError(f"{train.name} has no images.")
     sources = [train] if test is None else [train, test]
-    side = size or _common_side(train, most)
+    side = _common_side(train, most) if size is None else size
     preprocessing = Preprocessing(size=side, crop_pct=crop_pct, interpolation=interpolation)
     # What decodes as 0.1 did keeps the names it had then.
     decoding = [value for name, value in preprocessing.to_json().items() if name in _DECODING]
@@ -74,9 +71,11 @@ def keep(
     # Of a folder, only the newest state is kept.
     owner = f"{_hash([train.folder, *decoding])}-" if train.folder else ""
     key = None if None in identities else owner + _hash([_VERSION, *decoding, train.name, identities])
-    is_known: Callable[[Path], object] = _open if pixels else read_notes
-    if key is not None and is_known(array := folder / f"{key}.npy") is not None:
-        return array
+    if key is not None:
+        array = folder / f"{key}.npy"
+        with suppress(DataError):  # made anew then
+            open_array(array, pixels=pixels)
+            return array
     items = [(source, row) for source in sources for row in range(len(source))]
     part = folder / f"{secrets.token_hex(8)}.npy"
     try:
@@ -114,18 +113,18 @@ def keep(
 
 def stored(path: str | Path, test_fraction: float = 0.1, seed: int = 0, flip: bool = True) -> Dataset:
     """Open what :func:`keep` left; where it has no test images, ``test_fraction`` of each class are split off."""
-    cached = _open(Path(path).expanduser())
-    if cached is None:
-        raise DataError(
-            f"{path} is gone or damaged, where Kedge kept the decoded images of a dataset: pass that again."
-        )
-    return noted(*cached, test_fraction, seed, flip)
+    return noted(*open_array(Path(path).expanduser()), test_fraction, seed, flip)
 
 
 def noted(
-    images: np.ndarray | FileImages, notes: Mapping[str, Any], test_fraction: float, seed: int, flip: bool = True
+    images: np.ndarray | FileImages,
+    notes: Mapping[str, Any],
+    test_fraction: float = 0.1,
+    seed: int = 0,
+    flip: bool = True,
+    files: Sequence[str] | None = None,
 ) -> Dataset:
-    """The dataset of these images that notes describe."""
+    """The dataset of these images, or of these files, that notes describe."""
     labels = np.array(notes["labels"], dtype=np.int64)
     rows, train_count = np.flatnonzero(labels >= 0), notes["train"]
     if train_count < len(labels):
@@ -133,7 +132,10 @@ def noted(
     else:
         train, test = hold_out(labels[rows], test_fraction, seed)
         parts = rows[train], rows[test]
-    train_split, test_split = (ImageSplit(images, labels[part], part) for part in parts)
+    train_split, test_split = (
+        ImageSplit(images, labels[part], part, None if files is None else tuple(files[row] for row in part))
+        for part in parts
+    )
     skipped = tuple((item, reason) for item, reason in notes["skipped"])
     decoding = {name: notes[name] for name in ("crop_pct", "interpolation") if name in notes}
     return Dataset(
@@ -141,24 +143,14 @@ def noted(
     )
 
 
-def read_notes(array: Path) -> dict[str, Any] | None:
-    """The notes of an array; None where they are not there or not whole."""
-    try:
+def open_array(array: Path, *, pixels: bool = True) -> tuple[np.ndarray, dict[str, Any]]:
+    """An array (without ``pixels`` an empty one) and its notes; a DataError where they are gone or damaged."""
+    with suppress(OSError, ValueError, TypeError):
         notes = json.loads(array.with_suffix(".json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    is_whole = isinstance(notes, dict) and {"name", "train", "classes", "labels", "skipped"} <= notes.keys()
-    return notes if is_whole else None
-
-
-def _open(array: Path) -> tuple[np.ndarray, dict[str, Any]] | None:
-    """An array and its notes; None where they are not there or not whole."""
-    notes = read_notes(array)
-    try:
-        images = np.load(array, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError):
-        return None
-    return (images, notes) if notes is not None and images.dtype == np.uint8 else None
+        images = np.load(array, mmap_mode="r", allow_pickle=False) if pixels else np.empty(0, np.uint8)
+        if images.dtype == np.uint8 and {"name", "train", "classes", "labels", "skipped"} <= set(notes):
+            return images, notes
+    raise DataError(f"{array} is gone or damaged, where Kedge kept the decoded images of a dataset: pass that again.")
 
 
 def _scanned(items: Items, scan: Scan) -> tuple[list[Label], list[tuple[str, str]], str]:

@@ -46,14 +46,11 @@ def known_digests(files: Sequence[str | Path]) -> tuple[list[str | None], list[F
     """The digests of those files that are as they were when they were hashed; and the state of all files."""
     states = [file_state(file) for file in files]
     digests: list[str | None] = [None] * len(files)
-    try:
-        with closing(_connect()) as memo:
-            for row, (file, state) in enumerate(zip(files, states, strict=True)):
-                found = memo.execute("SELECT digest, seal FROM digests WHERE path = ?", (_key(file),)).fetchone()
-                if found is not None and found[1] == _seal(file, state, found[0]):
-                    digests[row] = found[0]
-    except (OSError, sqlite3.Error):
-        pass  # hashed anew then
+    with suppress(OSError, sqlite3.Error), closing(_connect()) as memo:  # else they are hashed anew
+        for row, (file, state) in enumerate(zip(files, states, strict=True)):
+            known = memo.execute("SELECT digest, seal FROM digests WHERE path = ?", (_key(file),)).fetchone()
+            if known is not None and known[1] == _seal(file, state, known[0]):
+                digests[row] = known[0]
     return digests, states
 
 

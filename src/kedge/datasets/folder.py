@@ -11,13 +11,46 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from kedge.datasets.base import Dataset, FileImages, ImageSplit
-from kedge.datasets.cache import Scan, keep, noted, read_notes, stored
-from kedge.datasets.sources import FileSource
+from kedge.datasets.base import Dataset, FileImages, ImageSplit, Label, Source
+from kedge.datasets.cache import Scan, keep, noted, open_array
+from kedge.datasets.digests import file_state
 from kedge.errors import DataError
-from kedge.images import EXTENSIONS, Preprocessing, list_classes, list_images
+from kedge.images import EXTENSIONS, Preprocessing, list_classes, list_images, read_image
 
-__all__ = ["folder", "from_files", "write_pictures"]
+__all__ = ["FileSource", "folder", "from_files", "write_pictures"]
+
+
+class FileSource(Source):
+    """Files below a folder, each with the name of its class."""
+
+    def __init__(
+        self, name: str, base: Path, labelled: Sequence[tuple[Path, str]], classes: tuple[str, ...] | None = None
+    ) -> None:
+        self.name, self.classes, self.folder = name, classes, str(base.resolve())
+        self.labelled = labelled
+        self._base = base
+
+    def __len__(self) -> int:
+        return len(self.labelled)
+
+    def read(self, row: int) -> tuple[Image.Image, Label]:
+        """An image and its label."""
+        file, label = self.labelled[row]
+        return read_image(file), label
+
+    def labels(self) -> list[Label]:
+        """The classes, as listed."""
+        return [label for _, label in self.labelled]
+
+    def path(self, row: int) -> str:
+        """The file."""
+        return str(self.labelled[row][0])
+
+    @property
+    def identity(self) -> Any:
+        """The listing: path, class, size and time of every file."""
+        listing = [(str(file.relative_to(self._base)), label, *file_state(file)) for file, label in self.labelled]
+        return [self.folder, self.classes, listing]
 
 
 def folder(
@@ -37,10 +70,25 @@ def folder(
     """
     base = Path(path).expanduser()
     splits = _split_folders(base)
-    train, *tests = [_list_split(base, split) for split in splits]
+    sources = [_list_split(base, split) for split in splits]
     decoding: dict[str, Any] = {"size": size, "crop_pct": crop_pct, "interpolation": interpolation}
-    dataset = _from_listing(train, tests[0] if tests else None, decoding, test_fraction, seed, scan)
-    if not tests and test_fraction > 0:
+    preprocessing = Preprocessing(**decoding)
+    array = keep(*sources, **decoding, pixels=False, scan=scan)
+    rows = [(source, row) for source in sources for row in range(len(source))]
+
+    def read(number: int) -> np.ndarray:
+        source, row = rows[number]
+        return preprocessing.to_pixels(source.read(row)[0])
+
+    def decode() -> np.ndarray:
+        if keep(*sources, **decoding) != array:
+            raise DataError(f"{base.resolve().name} has changed since it was listed: start again.")
+        return open_array(array)[0]
+
+    images = FileImages((len(rows), 3, size, size), read, decode)
+    _, notes = open_array(array, pixels=False)
+    dataset = noted(images, notes, test_fraction, seed, files=[source.path(row) for source, row in rows])
+    if len(splits) == 1 and test_fraction > 0:
         _check_singles(base, dataset)
     beside = (file for split in splits for file in sorted(split.iterdir()) if file.is_file())
     loose = [file for file in beside if file.suffix.lower() in EXTENSIONS and not file.name.startswith(".")]
@@ -51,44 +99,8 @@ def folder(
 
 def from_files(train: FileSource, test: FileSource, *, size: int, root: str | Path | None = None) -> Dataset:
     """A dataset of files, decoded once."""
-    return _with_paths(stored(keep(train, test, size=size, root=root)), train, test)
-
-
-def _from_listing(
-    train: FileSource,
-    test: FileSource | None,
-    decoding: dict[str, Any],
-    test_fraction: float,
-    seed: int,
-    scan: Scan | None,
-) -> Dataset:
-    """A dataset of files whose pixels are decoded when they are asked for."""
-    preprocessing = Preprocessing(**decoding)
-    array = keep(train, test, **decoding, pixels=False, scan=scan)
-
-    def read(row: int) -> np.ndarray:
-        source, own = (train, row) if test is None or row < len(train) else (test, row - len(train))
-        return preprocessing.to_pixels(source.read(own)[0])
-
-    def decode() -> np.ndarray:
-        if keep(train, test, **decoding) != array:
-            raise DataError(f"{train.name} has changed since it was listed: start again.")
-        images: np.ndarray = np.load(array, mmap_mode="r")
-        return images
-
-    notes = read_notes(array)
-    assert notes is not None
-    images = FileImages((len(notes["labels"]), 3, decoding["size"], decoding["size"]), read, decode)
-    return _with_paths(noted(images, notes, test_fraction, seed), train, test)
-
-
-def _with_paths(dataset: Dataset, train: FileSource, test: FileSource | None) -> Dataset:
-    files = [str(file) for file, _ in (*train.labelled, *(test.labelled if test else ()))]
-
-    def with_paths(split: ImageSplit) -> ImageSplit:
-        return replace(split, paths=None if split.rows is None else tuple(files[row] for row in split.rows))
-
-    return replace(dataset, train=with_paths(dataset.train), test=with_paths(dataset.test))
+    images, notes = open_array(keep(train, test, size=size, root=root))
+    return noted(images, notes, files=[source.path(row) for source in (train, test) for row in range(len(source))])
 
 
 def write_pictures(

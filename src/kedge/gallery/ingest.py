@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kedge.datasets.base import Source
 from kedge.datasets.external import sources_of
-from kedge.datasets.sources import Source
 from kedge.errors import DataError, ImageError
 from kedge.gallery.distances import unit_rows
 from kedge.gallery.table import Table

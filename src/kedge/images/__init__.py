@@ -7,8 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from kedge.images.folder import EXTENSIONS, list_classes, list_images
-from kedge.images.io import MAX_PIXELS, fetch_image, is_url, make_thumbnail, read_image, to_rgb, upright
-from kedge.images.prefetch import prefetch
+from kedge.images.io import MAX_PIXELS, fetch_image, is_url, make_thumbnail, prefetch, read_image, to_rgb, upright
 
 if TYPE_CHECKING:
     from kedge.images.augment import Augmentation

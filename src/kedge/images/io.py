@@ -1,21 +1,27 @@
-"""Image IO: an upright RGB image out of a file, bytes or an http(s) address, or one clear error. Without torch."""
+"""Image IO: an upright RGB image out of a file, bytes or an http(s) address, or one clear error; many in threads.
+
+Without torch.
+"""
 
 from __future__ import annotations
 
 import io
 import logging
 import math
+import os
 import re
 import threading
 import urllib.error
 import urllib.request
 import warnings
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import cache
 from http.client import HTTPException
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NoReturn, TypeVar
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -28,24 +34,18 @@ __all__ = [
     "fetch_image",
     "is_url",
     "make_thumbnail",
+    "prefetch",
     "read_image",
     "to_rgb",
     "upright",
 ]
 
+T = TypeVar("T")
+R = TypeVar("R")
+_WORKERS = min(8, os.cpu_count() or 1)
 MAX_PIXELS = 100_000_000
 MAX_DOWNLOAD = 64 * 2**20
 _FETCH_SECONDS = 20.0
-# Those of urllib that a redirect may lead to: no ftp, no files.
-_HTTP_ONLY = (
-    urllib.request.ProxyHandler,
-    urllib.request.HTTPHandler,
-    urllib.request.HTTPSHandler,
-    urllib.request.HTTPRedirectHandler,
-    urllib.request.HTTPDefaultErrorHandler,
-    urllib.request.HTTPErrorProcessor,
-    urllib.request.UnknownHandler,
-)
 _MAX_SCANNED = 2_000_000_000
 """Pixels that all scans of a JPEG may go over. A progressive one has some ten scans; it could have any number."""
 _LARGE = 16_000_000
@@ -56,8 +56,6 @@ _DRAFT = 2048
 """A JPEG is decoded at 1/2, 1/4 or 1/8 of its size as long as both sides keep so many pixels."""
 _MAX_RATIO = 8
 """Images that are longer and narrower are not resized as a whole: the result would be huge."""
-_STRIP = 2**20
-"""Pixels that are turned into RGB at a time."""
 _REASONS: dict[type[Exception], str] = {
     UnidentifiedImageError: "it is not an image of a known format",
     Image.DecompressionBombError: "it has more pixels than Pillow's own limit allows",
@@ -146,42 +144,31 @@ def to_rgb(image: Image.Image) -> Image.Image:
     if image.tell() != 0 and getattr(image, "is_animated", False):
         image.seek(0)
     image.load()
-    transparent = image.has_transparency_data
-    if image.mode == "RGB" and not transparent:
-        return Image.Image()._new(image.im)
-    top = 0.0  # the largest value; a NaN is none
-    if image.mode in ("I", "F"):
-        top = float(np.fmax.reduce([0.0, *(np.fmax.reduce(np.asarray(strip), None) for _, strip in _strips(image))]))
-    rgb = Image.new("RGB", image.size)
-    for first_row, strip in _strips(image):
-        try:
-            rgb.paste(_strip_to_rgb(strip, top, transparent), (0, first_row))
-        except ValueError as error:
-            raise ImageError(f"mode {image.mode} cannot be turned into RGB ({error}).") from error
-    return rgb
+    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
+        image = Image.fromarray(_to_8_bits(image))
+    try:
+        if not image.has_transparency_data:
+            return Image.Image()._new(image.im) if image.mode == "RGB" else image.convert("RGB")
+        if image.mode != "RGBA":
+            image = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
+        rgb = Image.new("RGB", image.size, "white")
+        rgb.paste(image, mask=image)
+        return rgb
+    except ValueError as error:
+        raise ImageError(f"mode {image.mode} cannot be turned into RGB ({error}).") from error
 
 
-def _strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
-    """Some rows at a time: one step after the other, a large image would be in memory several times."""
-    rows = max(1, _STRIP // max(image.width, 1))
-    for first in range(0, image.height, rows):
-        yield first, image.crop((0, first, image.width, min(first + rows, image.height)))
-
-
-def _strip_to_rgb(strip: Image.Image, top: float, transparent: bool) -> Image.Image:
-    if strip.mode in ("I", "F") or strip.mode.startswith("I;16"):
-        values = np.asarray(strip)
-        if strip.mode == "F":
-            values = np.fmax(values, 0)  # of a NaN and 0, the 0
-            # Floats carry no range of their own: up to 1 they are fractions of white, beyond it pixel values.
-            values = np.rint(values * 255 if top <= 1 else values)
-        elif strip.mode != "I" or top > 255:
-            values = values >> 8
-        return Image.fromarray(np.clip(values, 0, 255).astype(np.uint8)).convert("RGB")
-    if not transparent:
-        return strip.convert("RGB")
-    with_alpha = strip.convert("LA").convert("RGBA") if strip.mode == "La" else strip.convert("RGBA")
-    return Image.alpha_composite(Image.new("RGBA", strip.size, "white"), with_alpha).convert("RGB")
+def _to_8_bits(image: Image.Image) -> np.ndarray:
+    """The levels of a grey image with more than eight bits."""
+    values: np.ndarray = np.array(image)  # a copy, changed in place: such an image may be large
+    if image.mode == "F":
+        np.fmax(values, 0, out=values)  # of a NaN and 0, the 0
+        # Floats carry no range of their own: up to 1 they are fractions of white, beyond it pixel values.
+        values *= 255 if values.max(initial=0) <= 1 else 1
+        np.rint(values, out=values)
+    elif image.mode != "I" or values.max(initial=0) > 255:
+        values >>= 8
+    return np.clip(values, 0, 255, out=values).astype(np.uint8)
 
 
 def upright(image: Image.Image, *, in_place: bool = False) -> Image.Image:
@@ -200,15 +187,19 @@ def is_url(text: str) -> bool:
     return text.lower().startswith(("http://", "https://"))
 
 
+class _NoFTP(urllib.request.FTPHandler):
+    """Refuses the one other protocol that urllib lets a redirect lead to."""
+
+    def ftp_open(self, req: urllib.request.Request) -> NoReturn:
+        raise urllib.error.URLError(f"unknown url type: {req.type}")
+
+
 def fetch_image(url: str, *, max_bytes: int = MAX_DOWNLOAD) -> Image.Image:
     """Fetch and read an image."""
     if not is_url(url):
         raise ImageError(f"{url} is no http(s) address.")
-    opener = urllib.request.OpenerDirector()
-    for handler in _HTTP_ONLY:
-        opener.add_handler(handler())
     try:
-        with opener.open(url, timeout=_FETCH_SECONDS) as response:
+        with urllib.request.build_opener(_NoFTP).open(url, timeout=_FETCH_SECONDS) as response:
             content: bytes = response.read(max_bytes + 1)
     except (urllib.error.URLError, OSError, HTTPException, ValueError) as error:
         reason = getattr(error, "reason", None) or error
@@ -219,6 +210,29 @@ def fetch_image(url: str, *, max_bytes: int = MAX_DOWNLOAD) -> Image.Image:
         return read_image(content)
     except ImageError as error:
         raise ImageError(str(error).replace("The image", url, 1)) from error
+
+
+def prefetch(
+    decode: Callable[[T], R], items: Iterable[T], *, ahead: int = 64, workers: int = _WORKERS
+) -> Generator[R, None, None]:
+    """Yield `decode(item)` in order; up to `ahead` items are decoded before they are asked for.
+
+    An error of `decode` is raised where its item's turn comes. What is pending when the caller stops is cancelled.
+
+    >>> list(prefetch(len, ["a", "bc", "def"], ahead=2))
+    [1, 2, 3]
+    """
+    with ThreadPoolExecutor(workers) as pool:
+        pending: deque[Future[R]] = deque()
+        try:
+            for item in items:
+                pending.append(pool.submit(decode, item))
+                if len(pending) > ahead:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def center_square(

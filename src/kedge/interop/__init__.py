@@ -21,19 +21,18 @@ __all__ = [
 ]
 
 # Imported on first use: each adapter needs a library of its own.
-_HOMES = {
-    "KedgeClassifier": "kedge.interop.sklearn",
-    "KedgeRetriever": "kedge.interop.sklearn",
-    "export_gallery": "kedge.interop.exporter",
-    "export_onnx": "kedge.interop.onnx",
-    "export_program": "kedge.interop.onnx",
-    "import_gallery": "kedge.interop.importer",
+_LAZY = {
+    "exporter": ("export_gallery",),
+    "importer": ("import_gallery",),
+    "onnx": ("export_onnx", "export_program"),
+    "sklearn": ("KedgeClassifier", "KedgeRetriever"),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+    for module, names in _LAZY.items():
+        if name in names:
+            return getattr(import_module(f"kedge.interop.{module}"), name)
     raise AttributeError(f"module 'kedge.interop' has no attribute {name!r}")
 
 

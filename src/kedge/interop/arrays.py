@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import zipfile
 from pathlib import Path
 from typing import IO, Any
 
@@ -11,8 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from kedge.errors import DataError
-from kedge.interop.columns import choose_vectors
-from kedge.interop.rows import LIST, VECTOR, Manifest, Rows
+from kedge.interop.rows import LIST, VECTOR, Manifest, Rows, choose_column
 
 __all__ = ["read_arrays", "write_npz"]
 
@@ -23,26 +21,21 @@ _MANIFEST, _ANCHORS, _SCHEMA = "kedge", "anchors", "kedge.schema"
 
 
 def write_npz(stream: IO[bytes], manifest: Manifest, rows: Rows) -> None:
-    """Write one array per column; the vectors batch by batch, the others at the end."""
+    """Write one array per column."""
+    vectors = np.empty((rows.count, manifest.dim), "<f4")
     rest: list[pa.RecordBatch] = []
-    with zipfile.ZipFile(stream, "w", allowZip64=True) as archive:
-        with archive.open("vectors.npy", "w", force_zip64=True) as member:
-            header = {"descr": "<f4", "fortran_order": False, "shape": (rows.count, manifest.dim)}
-            np.lib.format.write_array_header_1_0(member, header)
-            for batch, vectors in rows.matrices(manifest.dim):
-                member.write(np.ascontiguousarray(vectors, "<f4").data)
-                rest.append(batch.drop_columns([VECTOR]))
-        schema = pa.schema([field for field in rows.schema if field.name != VECTOR])
-        table = pa.Table.from_batches(rest, schema).combine_chunks()
-        arrays: dict[str, np.ndarray] = {}
-        for name in table.column_names:
-            arrays |= _to_arrays(_key(name), table.column(name))
-        arrays[_MANIFEST] = np.array(manifest.to_json())
-        arrays[_ANCHORS] = manifest.anchors
-        arrays[_SCHEMA] = np.frombuffer(schema.serialize(), np.uint8)
-        for name, values in arrays.items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, values, allow_pickle=False)
+    done = 0
+    for batch, part in rows.matrices(manifest.dim):
+        vectors[done : done + len(part)] = part
+        rest.append(batch.drop_columns([VECTOR]))
+        done += len(part)
+    schema = pa.schema([field for field in rows.schema if field.name != VECTOR])
+    table = pa.Table.from_batches(rest, schema).combine_chunks()
+    arrays: dict[str, Any] = {"vectors": vectors, _ANCHORS: manifest.anchors, _MANIFEST: np.array(manifest.to_json())}
+    arrays[_SCHEMA] = np.frombuffer(schema.serialize(), np.uint8)
+    for name in table.column_names:
+        arrays |= _to_arrays(_key(name), table.column(name))
+    np.savez(stream, **arrays)
 
 
 def read_arrays(source: Path, vectors: str | None = None) -> tuple[Rows, Manifest | None]:
@@ -59,7 +52,7 @@ def read_arrays(source: Path, vectors: str | None = None) -> tuple[Rows, Manifes
         return _rows(source, VECTOR, columns), manifest
     kinds = "f" if vectors is None else "fiu"
     matrices = [name for name, values in arrays.items() if values.ndim == 2 and values.dtype.kind in kinds]
-    key = choose_vectors(vectors, matrices, source)
+    key = choose_column("vectors", vectors, matrices, source) or VECTOR
     length = arrays[key].shape[:1]
     columns = {name: array for name, array in arrays.items() if array.shape == length and array.dtype.kind in "biufU"}
     return _rows(source, key, {**columns, key: arrays[key]}), None

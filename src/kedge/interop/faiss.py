@@ -71,11 +71,9 @@ def read_faiss(source: Path) -> tuple[Rows, Manifest | None, np.ndarray | None]:
         centroids = inner.quantizer.reconstruct_n(0, inner.nlist, np.empty((inner.nlist, inner.d), np.float32))
     mismatch = DataError(f"{source} and {sidecar.name} do not belong together: export the gallery again.")
     if sidecar.exists():
-        if centroids is None:
-            raise mismatch
         rows, manifest = read_parquet(sidecar, centroids)
-        if manifest is None:
-            raise DataError(f"{sidecar} says nothing of a gallery: put it elsewhere, or export the gallery again.")
+        if manifest is None or centroids is None:
+            raise mismatch
         centroids = None
     else:
         # In order of their ids, so that those that count from 0 stay what they are.
@@ -90,8 +88,12 @@ def read_faiss(source: Path) -> tuple[Rows, Manifest | None, np.ndarray | None]:
                 raise mismatch
             # Into an array of ours: FAISS returns tensors once anyone imported its `contrib.torch_utils`.
             vectors = inner.reconstruct_batch(keys[places], np.empty((len(places), index.d), np.float32))
-            if manifest is None and index.metric_type == faiss.METRIC_INNER_PRODUCT:
-                _check_length(source, vectors)
+            is_product = manifest is None and index.metric_type == faiss.METRIC_INNER_PRODUCT
+            if is_product and np.abs(np.linalg.norm(vectors, axis=1) - 1).max() > _UNIT_TOLERANCE:
+                raise DataError(
+                    f"{source} compares by inner product, and its vectors are not of length 1: a gallery, which "
+                    "compares by distance, would find others; import the vectors themselves, normalised."
+                )
             column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), index.d)
             yield batch.append_column(VECTOR, column)
 
@@ -108,14 +110,6 @@ def _keys(faiss: Any, index: Any) -> np.ndarray:
     ids = [faiss.rev_swig_ptr(ivf.invlists.get_ids(each), ivf.invlists.list_size(each)).copy() for each in lists]
     ivf.set_direct_map_type(faiss.DirectMap.Hashtable)
     return np.concatenate(ids)
-
-
-def _check_length(source: Path, vectors: np.ndarray) -> None:
-    if np.abs(np.linalg.norm(vectors, axis=1) - 1).max() > _UNIT_TOLERANCE:
-        raise DataError(
-            f"{source} compares by inner product, and its vectors are not of length 1: a gallery, which compares by "
-            "distance, would find others; import the vectors themselves, normalised."
-        )
 
 
 def _faiss() -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from kedge.deprecation import renamed_keywords
 from kedge.errors import ConfigError, DataError, GalleryError, KedgeError, first_line
@@ -23,18 +24,19 @@ from kedge.gallery.calibration import Calibration, save_calibration
 from kedge.gallery.inverted_lists import write_lists
 from kedge.gallery.location import Location
 from kedge.gallery.manifest import ListKind, is_taken
+from kedge.gallery.schema import COLUMNS
 from kedge.gallery.table import Table
 from kedge.interop.arrays import read_arrays
-from kedge.interop.columns import gallery_columns
 from kedge.interop.faiss import read_faiss
 from kedge.interop.parquet import read_parquet
-from kedge.interop.rows import LIST, VECTOR, Manifest, Rows, local_path, read_errors
+from kedge.interop.rows import LIST, VECTOR, Manifest, Rows, choose_column, local_path, read_errors
 from kedge.model import Model
 
 __all__ = ["import_gallery"]
 
 _SAMPLE, _ROUNDS = 50_000, 10
 """Vectors and iterations of k-means."""
+_PANDAS_INDEX = "__index_level_"
 
 
 @renamed_keywords(precision=None)
@@ -77,7 +79,7 @@ def import_gallery(
         with _new_folder(folder) as part:
             _restore(part, rows, manifest, model)
         return Gallery.open(folder, model)
-    rows = gallery_columns(rows, **columns)
+    rows = _gallery_columns(rows, **columns)
     options: dict[str, Any] = {"lists": lists or "label", "model": model}
     if model is None:
         options |= _routing(rows, anchors, classes, centroids)
@@ -101,6 +103,51 @@ def _read(source: Path, vectors: str | None) -> tuple[Rows, Manifest | None, np.
     raise ConfigError(f"source must be a .parquet, .npz, .npy, .faiss or .index file, found {source.name}.")
 
 
+def _gallery_columns(rows: Rows, *, vectors: str | None, labels: str | None, paths: str | None) -> Rows:
+    """Rows of others with the columns of a gallery: vectors, labels and paths; the other columns are metadata."""
+    source, names = rows.source, rows.schema.names
+    if not rows.count:
+        raise DataError(f"{source} holds no vectors.")
+    chosen = {
+        VECTOR: choose_column("vectors", vectors, [f.name for f in rows.schema if _is_vector(f.type)], source),
+        "label": choose_column("labels", labels, names, source),
+        "path": choose_column("paths", paths, names, source),
+    }
+    origins = {name: origin for name, origin in chosen.items() if origin is not None}
+    for column in rows.schema:
+        if column.name in chosen.values() or column.name.startswith(_PANDAS_INDEX) or pa.types.is_null(column.type):
+            continue
+        name = f"source_{column.name}" if column.name in COLUMNS else column.name
+        if name in origins:
+            raise ConfigError(f"{source} has both a column and its source_ twin: rename one of them.")
+        origins[name] = column.name
+
+    def convert(batch: pa.RecordBatch) -> pa.RecordBatch:
+        columns = []
+        for name, origin in origins.items():
+            column = batch.column(origin)
+            column = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+            columns.append(_to_text(column, origin, source) if name in ("label", "path") else column)
+        return pa.RecordBatch.from_arrays(columns, names=list(origins))
+
+    empty = pa.RecordBatch.from_arrays([pa.array([], column.type) for column in rows.schema], schema=rows.schema)
+    return Rows(source, convert(empty).schema, rows.count, lambda: map(convert, rows.read()))
+
+
+def _is_vector(kind: pa.DataType) -> bool:
+    listed = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    return bool(listed and (pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type)))
+
+
+def _to_text(column: pa.Array, name: str, source: Path) -> pa.Array:
+    if pa.types.is_floating(column.type):
+        column = pc.if_else(pc.is_nan(column), None, column)  # as pandas writes what is missing
+    try:
+        return column.cast(pa.string())
+    except pa.ArrowException as error:
+        raise ConfigError(f"The column {name} of {source} cannot be read as text: {first_line(error)}.") from error
+
+
 def _routing(
     rows: Rows, anchors: int | np.ndarray | None, classes: Sequence[str] | None, centroids: np.ndarray | None
 ) -> dict[str, Any]:
@@ -119,16 +166,12 @@ def _routing(
 
 def _k_means_centroids(rows: Rows, count: int) -> np.ndarray:
     """k-means centroids of a sample of the vectors."""
-    size = min(rows.count, _SAMPLE)
-    if not 1 <= count <= size:
-        raise ConfigError(f"anchors must be at least 1 and at most {size:,}, found {count}.")
-    sampled = np.zeros(rows.count, bool)
-    sampled[np.random.default_rng(0).choice(rows.count, size, replace=False)] = True
-    parts, first = [], 0
-    for _, vectors in rows.matrices(rows.dim()):
-        parts.append(vectors[sampled[first : first + len(vectors)]])
-        first += len(vectors)
-    return k_means(np.concatenate(parts), count, rounds=_ROUNDS)
+    rng, share = np.random.default_rng(0), _SAMPLE / rows.count
+    parts = [vectors[rng.random(len(vectors)) < share] for _, vectors in rows.matrices(rows.dim())]
+    sample = np.concatenate(parts)
+    if not 1 <= count <= len(sample):
+        raise ConfigError(f"anchors must be at least 1 and at most {len(sample):,}, found {count}.")
+    return k_means(sample, count, rounds=_ROUNDS)
 
 
 @contextmanager

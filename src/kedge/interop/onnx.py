@@ -80,7 +80,6 @@ class _ExportedModel(nn.Module):
     weight: Tensor
     bias: Tensor
     anchors: Tensor
-    raw_anchors: Tensor
 
     def __init__(self, model: Model, *, pixels: bool, anchors: bool, batch: int | None) -> None:
         super().__init__()
@@ -97,12 +96,10 @@ class _ExportedModel(nn.Module):
         self.has_logits = anchors and model.classifier is not None and not model.posterior
         # Only buffers that are used, and none that are None: torch.export would count them wrongly.
         if model.classifier is not None and (self.has_logits or model.posterior):
-            for name, tensor in zip(("weight", "bias"), model.classifier, strict=True):
-                self.register_buffer(name, tensor.cpu())
-        if model.anchors is not None and anchors and not self.has_logits:
-            self.register_buffer("anchors", model.anchors.cpu())
-        if model._anchors is not None and model.posterior:
-            self.register_buffer("raw_anchors", model._anchors.cpu())
+            self.register_buffer("weight", model.classifier[0].cpu())
+            self.register_buffer("bias", model.classifier[1].cpu())
+        if model._anchors is not None and (model.posterior or (anchors and not self.has_logits)):
+            self.register_buffer("anchors", model._anchors.cpu())
         self.metadata = self._metadata(model)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
@@ -111,17 +108,17 @@ class _ExportedModel(nn.Module):
             images = self.preprocessing.to_input(images)
         embeddings: Tensor = self.encoder(images, flip_tta=self.preprocessing.flip_tta)
         if self.posterior:
-            embeddings = F.linear(embeddings, self.weight, self.bias).softmax(dim=1) @ self.raw_anchors
+            embeddings = F.linear(embeddings, self.weight, self.bias).softmax(dim=1) @ self.anchors
         if self.normalize:
             embeddings = F.normalize(embeddings, dim=1)
-        return (embeddings, self._scores(embeddings)) if len(self.outputs) == 2 else (embeddings,)
-
-    def _scores(self, embeddings: Tensor) -> Tensor:
+        if len(self.outputs) == 1:
+            return (embeddings,)
         if self.has_logits:
-            return F.linear(embeddings, self.weight, self.bias)
+            return embeddings, F.linear(embeddings, self.weight, self.bias)
+        anchors = F.normalize(self.anchors, dim=1) if self.normalize else self.anchors
         # By differences, as Model.scores; a part of the anchors at a time, since each costs batch x dim numbers.
-        parts = [embeddings[:, None] - anchors for anchors in torch.split(self.anchors, _ANCHORS_AT_ONCE)]
-        return -torch.cat([torch.linalg.vector_norm(part, dim=2) for part in parts], dim=1)
+        parts = [embeddings[:, None] - some for some in torch.split(anchors, _ANCHORS_AT_ONCE)]
+        return embeddings, -torch.cat([torch.linalg.vector_norm(part, dim=2) for part in parts], dim=1)
 
     def traced(self) -> ExportedProgram:
         """The program that torch makes of it."""

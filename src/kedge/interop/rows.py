@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +17,17 @@ from kedge.errors import ConfigError, DataError, KedgeError, first_line
 from kedge.gallery.manifest import ListKind
 from kedge.io import is_url
 
-__all__ = ["BATCH", "LIST", "VECTOR", "Manifest", "Rows", "local_path", "read_errors", "to_matrix"]
+__all__ = ["BATCH", "LIST", "VECTOR", "Manifest", "Rows", "choose_column", "local_path", "read_errors"]
 
 FORMAT, KIND = 1, "kedge-vectors"
 VECTOR = "embedding"
 LIST = "kedge_list"
 """The column that says in which anchor's list an item sits."""
+_USUAL_NAMES = {
+    "vectors": (VECTOR, "embeddings", "vector", "vectors", "X", "x"),
+    "labels": ("label", "labels", "y"),
+    "paths": ("path", "paths"),
+}
 BATCH = 8192
 _BATCH_BYTES = 64 << 20
 
@@ -110,25 +115,21 @@ class Rows:
             return int(pc.list_value_length(first.column(VECTOR))[0].as_py() or 0)
 
     def matrices(self, dim: int) -> Iterator[tuple[pa.RecordBatch, np.ndarray]]:
-        """Each batch, and its vectors."""
+        """Each batch, and its vectors as float32."""
         first = 0
         for batch in self.batches():
-            yield batch, to_matrix(batch.column(VECTOR), dim, self.source, first)
+            column = batch.column(VECTOR)
+            lengths = np.asarray(pc.list_value_length(column).fill_null(0))
+            for row in np.flatnonzero(lengths != dim)[:1]:
+                found = f"{lengths[row]} numbers instead of {dim}"
+                raise DataError(f"The vector in row {first + row} of {self.source} has {found}.")
+            flat = column.flatten().cast(pa.float32(), safe=False).fill_null(np.nan)
+            vectors = np.asarray(flat).reshape(-1, dim)
+            for row in np.flatnonzero(~np.isfinite(vectors).all(axis=1))[:1]:
+                found = "NaN, infinity or nothing in place of a number"
+                raise DataError(f"The vector in row {first + row} of {self.source} holds {found}.")
+            yield batch, vectors
             first += len(batch)
-
-
-def to_matrix(column: pa.Array, dim: int, source: Path, first: int = 0) -> np.ndarray:
-    """A column of vectors as float32; an error names the row, counted from `first`."""
-    lengths = np.asarray(pc.list_value_length(column).fill_null(0))
-    if (wrong := lengths != dim).any():
-        row = int(np.argmax(wrong))
-        raise DataError(f"The vector in row {first + row} of {source} has {lengths[row]} numbers instead of {dim}.")
-    flat = column.flatten().cast(pa.float32(), safe=False).fill_null(np.nan)
-    matrix = np.asarray(flat).reshape(-1, dim)
-    if not (finite := np.isfinite(matrix).all(axis=1)).all():
-        row = first + int(np.argmin(finite))
-        raise DataError(f"The vector in row {row} of {source} holds NaN, infinity or nothing in place of a number.")
-    return matrix
 
 
 @contextmanager
@@ -149,3 +150,20 @@ def local_path(name: str, path: str | Path) -> Path:
     if is_url(str(path)):
         raise ConfigError(f"{name} must be a path on this machine, found {path}: copy it from or to there.")
     return Path(path).expanduser().absolute()
+
+
+def choose_column(argument: str, name: str | None, fitting: Sequence[str], source: Path) -> str | None:
+    """The column or array of `fitting` called `name`; without, one that is called as usual, if any.
+
+    Of vectors the only one will do, and there must be one.
+    """
+    if name is not None and name not in fitting:
+        listed = ", ".join(fitting)
+        raise ConfigError(f"{argument}={name!r} is no column of {argument} in {source}: choose of {listed}.")
+    chosen = name or next((usual for usual in _USUAL_NAMES[argument] if usual in fitting), None)
+    if chosen is None and argument == "vectors":
+        if len(fitting) == 1:
+            return fitting[0]
+        listed = f"{', '.join(fitting)}: say with vectors= which one to import" if fitting else "no column of vectors"
+        raise ConfigError(f"{source} has {listed}.")
+    return chosen

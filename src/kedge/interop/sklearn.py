@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
+from torch import nn
 
 from kedge.deps import missing_extra
+from kedge.encoders.heads import BoundedHead
 from kedge.errors import ConfigError
 from kedge.gallery.anchor_index import k_means
 from kedge.gallery.anchors import Anchors
 from kedge.gallery.inverted_lists import InvertedLists
 from kedge.gallery.search import Part, Snapshot
-from kedge.interop.fitting import Head, HeadOptions, fit_head
+from kedge.losses import CAMLoss
+from kedge.losses.base import check_count, check_number
 
 try:
+    from scipy.special import softmax
     from sklearn.base import BaseEstimator, ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+    from sklearn.metrics.pairwise import euclidean_distances
     from sklearn.preprocessing import StandardScaler
     from sklearn.utils import check_random_state
     from sklearn.utils.multiclass import check_classification_targets
@@ -28,24 +33,83 @@ except ImportError as _error:
 
 __all__ = ["KedgeClassifier", "KedgeRetriever"]
 
+Head = Literal["hidden", "linear", "identity"]
+
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class _Embedding(HeadOptions, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
-    """A transformer: vectors through a head that was trained with anchors."""
+class _Embedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    """A transformer: vectors through a small head that was trained with class anchors, on the CPU."""
 
+    head: Head = "hidden"
+    dim: int | None = None
+    hidden: int = 128
+    margin: float = 2.0
+    min_norm: float = 1.0
+    epochs: int = 60
+    batch_size: int = 128
+    learning_rate: float = 0.1
+    weight_decay: float = 5e-4
     random_state: Any = None
 
     def _train(self, X: np.ndarray, y: np.ndarray) -> np.ndarray:
         """Train head and anchors; sets `classes_` and `anchors_`, and returns each label's row in `classes_`."""
         check_classification_targets(y)
+        self._check_options(X.shape[1])
         self.classes_, codes = np.unique(y, return_inverse=True)
         self._scaler = StandardScaler().fit(X)
         self._scaler.scale_[np.ptp(X, axis=0) == 0] = np.inf  # what never changes says nothing: it becomes 0
-        with threadpool_limits(1):  # faster for so little work, and the same on every machine
-            vectors = self._scaler.transform(X)
-            head, self.anchors_ = fit_head(self, vectors, codes, len(self.classes_), self._seed())
-        self._head: torch.nn.Module | None = head
+        seed = self._seed()
+        # One thread is faster for so little work, and the same on every machine.
+        with threadpool_limits(1), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self._fit(torch.from_numpy(self._scaler.transform(X)), torch.from_numpy(np.array(codes)))
         return np.asarray(codes)
+
+    def _check_options(self, width: int) -> None:
+        if self.head not in get_args(Head):
+            raise ConfigError(f"head must be one of {', '.join(get_args(Head))}, found {self.head!r}.")
+        for name in ("hidden", "epochs", "batch_size"):
+            check_count(name, getattr(self, name))
+        check_number("learning_rate", self.learning_rate, above=True)
+        check_number("weight_decay", self.weight_decay)
+        if self.dim is not None:
+            check_count("dim", self.dim, otherwise="None")
+            if self.head == "identity" and self.dim != width:
+                raise ConfigError(
+                    f"With head='identity' dim must be the number of features, {width}, found {self.dim}."
+                )
+
+    def _fit(self, items: torch.Tensor, targets: torch.Tensor) -> None:
+        """SGD with momentum, its rate rising and falling once (OneCycleLR).
+
+        In double precision, so that a result does not depend on the batch it is computed in.
+        """
+        width, num_classes = items.shape[1], len(self.classes_)
+        dim = self.dim or (width if self.head == "identity" else num_classes)
+        layers: list[nn.Module] = []
+        if self.head == "hidden":
+            layers = [nn.Linear(width, self.hidden), nn.ReLU(), BoundedHead(self.hidden, dim)]
+        elif self.head == "linear":
+            layers = [BoundedHead(width, dim)]
+        network = nn.Sequential(*layers).double().train()
+        loss = CAMLoss(num_classes, dim, self.margin, self.min_norm).double()
+        groups: list[dict[str, Any]] = [{"params": [loss.anchors]}]
+        if layers:
+            groups.append({"params": list(network.parameters()), "weight_decay": self.weight_decay})
+        else:  # the vectors do not move, so the anchors start at their class means
+            means = [items[targets == label].mean(0) for label in range(num_classes)]
+            loss.anchors.data.copy_(torch.stack(means))
+        optimizer = torch.optim.SGD(groups, lr=self.learning_rate, momentum=0.9)
+        steps = self.epochs * -(-len(items) // self.batch_size) + 1
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, self.learning_rate, total_steps=steps, pct_start=0.2)
+        for _ in range(self.epochs):
+            for rows in torch.split(torch.randperm(len(items)), self.batch_size):
+                optimizer.zero_grad()
+                loss(network(items[rows]), targets[rows]).backward()
+                optimizer.step()
+                schedule.step()
+        self._head: nn.Module | None = network.eval().requires_grad_(False)
+        self.anchors_ = loss.anchors.detach().numpy()
 
     def _seed(self) -> int:
         return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
@@ -107,17 +171,10 @@ class KedgeClassifier(ClassifierMixin, _Embedding):  # type: ignore[misc]
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """As if the embeddings of a class were spread around its anchor, with variance 1 in each direction."""
-        scores = self._scores(X)
-        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        return np.asarray(weights / weights.sum(axis=1, keepdims=True))
+        return np.asarray(softmax(self._scores(X), axis=1))
 
     def _scores(self, X: Any) -> np.ndarray:
-        embeddings = self._embed(self._validate(X))
-        # |e|² is the same for all classes, but says how sure a prediction is.
-        squares = (
-            (embeddings**2).sum(axis=1)[:, None] - 2 * embeddings @ self.anchors_.T + (self.anchors_**2).sum(axis=1)
-        )
-        return np.asarray(-squares / 2)
+        return np.asarray(euclidean_distances(self.transform(X), self.anchors_, squared=True) / -2)
 
 
 @dataclass(eq=False, repr=False)

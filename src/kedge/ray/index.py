@@ -32,7 +32,7 @@ from kedge.model.features import FeatureCache, vectors_of
 from kedge.ray.cluster import connect
 from kedge.ray.journal import Entry, Journal
 from kedge.ray.lance_index import absolute_location
-from kedge.ray.sources import Item, Listing, Shard, list_source
+from kedge.ray.sources import Item, Shard, list_source
 
 __all__ = ["Decoder", "Embedder", "Task", "Writer", "index_with_ray", "pack", "unpack"]
 
@@ -61,44 +61,41 @@ def index_with_ray(
     listing = list_source(source)
     if not len(listing):
         raise DataError(f"{source} holds no images: give the folder that holds them.")
+    report = progress or (lambda _: None)
+    paths = [path for shard in listing.shards for path in shard.paths]
     with connect(address, workers) as cluster, gallery.writing() as table:
-        embedders = workers or cluster.gpus or cluster.cpus
-        pipeline = _Pipeline(gallery, gallery.model, table.own_columns, embedders, gpu=cluster.gpus > 0)
-        added = _index(pipeline, table, listing, progress or (lambda _: None))
+        existing, outdated = existing_items(table, paths)
+        table.add_columns({name: pa.array([], kind) for name, kind in listing.metadata.items()})
+        tasks = [
+            Task(shard, {path: existing[path] for path in shard.paths if path in existing}) for shard in listing.shards
+        ]
+        # What the ids and rows of a run follow from: with anything else, it is another run.
+        about = hashlib.sha256(repr((gallery.model.fingerprint, gallery.thumbnails, table.metadata_columns)).encode())
+        for task in tasks:
+            about.update(repr(task).encode())
+        digest, journal = about.hexdigest(), Journal(str(gallery.location))
+        if not journal.resume(digest, table.version):
+            journal.begin(digest, table.reserve_ids(len(paths)))
+        entries = journal.entries()
+        added = _count(entries.values(), Added(len(paths)))
+        report(added)
+        for task in tasks:
+            task.done.update(start for start in task.shard.starts if start in entries)
+        unfinished = [task for task in tasks if len(task.done) < len(task.shard.starts)]
+        if unfinished:
+            embedders = min(workers or cluster.gpus or cluster.cpus, len(unfinished))
+            for entry in _run(gallery, table.own_columns, unfinished, journal.first, embedders, cluster.gpus > 0):
+                entries[entry.start] = entry
+                report(_count([entry], added))
+        in_order = [entries[start] for start in sorted(entries)]
+        journal.begin(digest, journal.first, committing=table.version)
+        if fragments := [fragment for entry in in_order for fragment in entry.fragments]:
+            table.commit(fragments)
+        table.delete([*outdated, *(id for entry in in_order for id in entry.replaced)])
+        journal.remove()
+    added = _count(in_order, Added(len(paths)))
     write_unreadable(gallery.path / UNREADABLE, added.skipped)
     return added
-
-
-def _index(pipeline: _Pipeline, table: Table, listing: Listing, progress: Callable[[Added], None]) -> Added:
-    """Run over a listing, or resume a run. The caller must hold the gallery's lock."""
-    gallery, shards = pipeline.gallery, listing.shards
-    paths = [path for shard in shards for path in shard.paths]
-    existing, outdated = existing_items(table, paths)
-    table.add_columns({name: pa.array([], kind) for name, kind in listing.metadata.items()})
-    tasks = [Task(shard, {path: existing[path] for path in shard.paths if path in existing}) for shard in shards]
-    # What the ids and rows of a run follow from: with anything else, it is another run.
-    about = hashlib.sha256(repr((pipeline.model.fingerprint, gallery.thumbnails, table.metadata_columns)).encode())
-    for task in tasks:
-        about.update(repr(task).encode())
-    digest, journal = about.hexdigest(), Journal(str(gallery.location))
-    if not journal.resume(digest, table.version):
-        journal.begin(digest, table.reserve_ids(len(paths)))
-    entries = journal.entries()
-    added = _count(entries.values(), Added(len(paths)))
-    progress(added)
-    for task in tasks:
-        task.done.update(start for start in task.shard.starts if start in entries)
-    unfinished = [task for task in tasks if len(task.done) < len(task.shard.starts)]
-    for entry in pipeline.run(unfinished, journal.first) if unfinished else ():
-        entries[entry.start] = entry
-        progress(_count([entry], added))
-    in_order = [entries[start] for start in sorted(entries)]
-    journal.begin(digest, journal.first, committing=table.version)
-    if fragments := [fragment for entry in in_order for fragment in entry.fragments]:
-        table.commit(fragments)
-    table.delete([*outdated, *(id for entry in in_order for id in entry.replaced)])
-    journal.remove()
-    return _count(in_order, Added(len(paths)))
 
 
 def _count(entries: Iterable[Entry], added: Added) -> Added:
@@ -109,43 +106,29 @@ def _count(entries: Iterable[Entry], added: Added) -> Added:
     return added
 
 
-@dataclass(frozen=True)
-class _Pipeline:
-    """Ray Data's: tasks that decode, actors that hold a model, and tasks that write."""
+def _run(
+    gallery: Gallery, columns: tuple[str, ...], tasks: list[Task], first_id: int, embedders: int, gpu: bool
+) -> Iterator[Entry]:
+    """Ray Data's pipeline: tasks that decode, actors that hold a model, and tasks that write; entries as they come."""
+    import ray.data
 
-    gallery: Gallery
-    model: Model
-    columns: tuple[str, ...]
-    """Those of the table that are not the user's."""
-    embedders: int
-    gpu: bool
-
-    def run(self, tasks: Sequence[Task], first_id: int) -> Iterator[Entry]:
-        """What the workers finish, as it comes."""
-        import ray.data
-
-        context = ray.data.DataContext.get_current()
-        context.enable_progress_bars = False
-        context.print_on_execution_start = False
-        shared = ray.put(copy.deepcopy(self.model).to("cpu"))
-        decoder = Decoder(first_id, self.model.preprocessing, self.gallery.thumbnails)
-        writer = Writer(absolute_location(self.gallery), self.gallery.dim, first_id)
-        single: dict[str, Any] = {"batch_size": 1, "batch_format": "numpy"}
-        entries = (
-            ray.data.from_items([{"packed": pack(task)["packed"][0]} for task in tasks], override_num_blocks=len(tasks))
-            .map_batches(decoder, num_cpus=_DECODE_CPUS, **single)
-            .map_batches(
-                Embedder,
-                fn_constructor_args=([shared], self.columns),
-                concurrency=min(self.embedders, len(tasks)),
-                num_cpus=_EMBED_CPUS,
-                num_gpus=1 if self.gpu else 0,
-                **single,
-            )
-            .map_batches(writer, num_cpus=_DECODE_CPUS, **single)
-        )
-        for rows in entries.iter_batches(batch_size=1, batch_format="numpy", prefetch_batches=0):
-            yield unpack(rows)
+    assert gallery.model is not None
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False
+    shared = ray.put(copy.deepcopy(gallery.model).to("cpu"))
+    decoder = Decoder(first_id, gallery.model.preprocessing, gallery.thumbnails)
+    writer = Writer(absolute_location(gallery), gallery.dim, first_id)
+    options: dict[str, Any] = {"batch_size": 1, "batch_format": "numpy"}
+    actors: dict[str, Any] = {"fn_constructor_args": ([shared], columns), "concurrency": embedders}
+    entries = (
+        ray.data.from_items([{"packed": pack(task)["packed"][0]} for task in tasks], override_num_blocks=len(tasks))
+        .map_batches(decoder, num_cpus=_DECODE_CPUS, **options)
+        .map_batches(Embedder, num_cpus=_EMBED_CPUS, num_gpus=1 if gpu else 0, **actors, **options)
+        .map_batches(writer, num_cpus=_DECODE_CPUS, **options)
+    )
+    for rows in entries.iter_batches(batch_size=1, batch_format="numpy", prefetch_batches=0):
+        yield unpack(rows)
 
 
 # ---------------------------------------------------------------------- what the workers do

@@ -8,8 +8,9 @@ from typing import Any
 
 from lance.fragment import FragmentMetadata
 
+from kedge.images import prefetch
 from kedge.io import Folder
-from kedge.ray.sources import map_files
+from kedge.ray.sources import READERS
 
 __all__ = ["Entry", "Journal"]
 
@@ -76,7 +77,7 @@ class Journal:
         folder = f"{_FOLDER}/{self.first}"
         names = [f"{folder}/{name}" for name in self._files.names(folder) if name.endswith(".json")]
         data_files = set(self._files.names("record.lance/data")) if names else set()
-        entries = [Entry(**values) for values in map_files(self._read, names) if values]
+        entries = [Entry(**values) for values in prefetch(self._read, names, workers=READERS) if values]
         return {entry.start: entry for entry in entries if entry.files <= data_files}
 
     def remove(self) -> None:

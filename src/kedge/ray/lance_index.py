@@ -14,11 +14,11 @@ import numpy as np
 import pyarrow as pa
 
 from kedge.deprecation import renamed_keywords
-from kedge.errors import ConfigError, GalleryError
+from kedge.errors import GalleryError
 from kedge.gallery import Gallery, Result
 from kedge.gallery.anchors import Anchors
 from kedge.gallery.location import Location
-from kedge.gallery.schema import vectors_of
+from kedge.gallery.schema import require_positive, vectors_of
 from kedge.gallery.search import Columns
 from kedge.io import Folder
 from kedge.ray.cluster import connect
@@ -62,7 +62,6 @@ def _store(files: Folder, anchors: Anchors) -> str:
         stream,
         vectors=anchors.vectors,
         names=np.array([name or "" for name in anchors.names], dtype=np.str_),
-        named=np.array([name is not None for name in anchors.names]),
         learned=anchors.learned,
         learned_first=anchors.learned_first,
     )
@@ -76,8 +75,7 @@ def _stored(files: Folder, name: str) -> Anchors | None:
     if (content := files.read(f"{_FOLDER}/{name}.npz")) is None:
         return None
     with np.load(io.BytesIO(content), allow_pickle=False) as stored:
-        pairs = zip(stored["names"].tolist(), stored["named"].tolist(), strict=True)
-        names = tuple(name if named else None for name, named in pairs)
+        names = tuple(name or None for name in stored["names"].tolist())  # no label is empty
         learned_first = "learned_first" in stored and bool(stored["learned_first"])
         return Anchors(stored["vectors"], names, int(stored["learned"]), learned_first=learned_first)
 
@@ -186,9 +184,7 @@ def search_with_ray(
     of the `probes` nearest anchors and on until k match; a result's `anchors` are then those of its hits.
     """
     matrix = gallery.check_vectors(queries)
-    for argument, value in (("k", k), ("probes", probes)):
-        if value < 1:
-            raise ConfigError(f"{argument} must be at least 1, found {value}.")
+    require_positive(k=k, probes=probes)
     dataset = lance.dataset(absolute_location(gallery).table_uri)
     if not _row_counts(dataset):
         return [Result(Columns([], [], [], [], []), [], None, 0.0) for _ in matrix]

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import tarfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,17 +18,16 @@ from pyarrow.fs import FileSelector, FileType
 from kedge.errors import ConfigError, DataError
 from kedge.gallery.ingest import list_with_labels
 from kedge.gallery.schema import COLUMNS
-from kedge.images import EXTENSIONS
+from kedge.images import EXTENSIONS, prefetch
 from kedge.io import filesystem_of, is_url
 
-__all__ = ["CHUNK", "FileShard", "Item", "Listing", "Shard", "list_source", "map_files"]
+__all__ = ["CHUNK", "READERS", "FileShard", "Item", "Listing", "Shard", "list_source"]
 
-T = TypeVar("T")
 CHUNK = 256
 """Images that are read, embedded and written as one."""
 _LABELS = (".cls", ".txt", ".json")
 _OWN_COLUMNS = ("image", "path", "label")
-_READERS = 16
+READERS = 16
 """Small files that are read at a time."""
 
 
@@ -99,30 +97,24 @@ def list_source(source: str | Path | Sequence[str | Path]) -> Listing:
     if kind == FileType.File and suffix in (".txt", ".lst"):
         lines = Path(name).read_text(encoding="utf-8", errors="surrogateescape").splitlines()
         return _list_images([line.strip() for line in lines if line.strip()])
-    if is_local and kind == FileType.File and suffix in EXTENSIONS:
-        return _list_images(name)
+    is_folder = kind == FileType.Directory
+    listing = _list_images(name) if is_local and (is_folder or suffix in EXTENSIONS) else Listing([])
+    if len(listing):  # a folder of images may hold other files, too
+        return listing
     files = [name]
-    if kind == FileType.Directory:
+    if is_folder:
         root = path if is_local else name.rstrip("/")
-        inside = [file.base_name for file in system.get_file_info(FileSelector(path)) if file.type == FileType.File]
-        files = sorted(f"{root}/{file}" for file in inside)
+        inside = system.get_file_info(FileSelector(path))
+        files = sorted(f"{root}/{file.base_name}" for file in inside if file.type == FileType.File)
     for ending, list_shards in ((".parquet", _list_parquet), (".tar", _list_tar)):
-        matching = [file for file in files if file.lower().endswith(ending)]
-        # A folder of images may hold such a file, too.
-        if matching and not (is_local and kind == FileType.Directory and list_with_labels(name)[0]):
+        if matching := [file for file in files if file.lower().endswith(ending)]:
             return list_shards(matching)
-    if is_local and kind == FileType.Directory:
-        return _list_images(name)
+    if is_local and is_folder:
+        return listing
     raise DataError(
         f"{name} is nothing that can be indexed: give a folder of images, a .txt file with their paths, "
         "Parquet files or .tar shards."
     )
-
-
-def map_files(read: Callable[[str], T], files: Sequence[str]) -> list[T]:
-    """What is read of some files, several at a time."""
-    with ThreadPoolExecutor(_READERS) as pool:
-        return list(pool.map(read, files))
 
 
 # ---------------------------------------------------------------------- files
@@ -130,14 +122,22 @@ def map_files(read: Callable[[str], T], files: Sequence[str]) -> list[T]:
 
 @dataclass(frozen=True)
 class FileShard(Shard):
-    """Files that every worker can open."""
+    """Files that every worker can open, or images of a WebDataset shard with their places in it."""
 
     labels: list[str | None]
+    tar: str = ""
+    spans: list[tuple[int, int]] = field(default_factory=list)
+    """Offset and size in bytes of each image in `tar`."""
 
     def items(self) -> Iterator[Item]:
-        """Files are opened where they are decoded."""
-        for path, label in zip(self.paths, self.labels, strict=True):
-            yield Item(path, Path(path), label, {})
+        """Files are opened where they are decoded; images of a tar file are read from their offsets."""
+        if not self.tar:
+            yield from (Item(path, Path(path), label, {}) for path, label in zip(self.paths, self.labels, strict=True))
+            return
+        system, path = filesystem_of(self.tar)
+        with system.open_input_file(path) as stream:
+            for name, label, (offset, size) in zip(self.paths, self.labels, self.spans, strict=True):
+                yield Item(name, stream.read_at(size, offset), label, {})
 
 
 def _list_images(source: str | Sequence[str | Path]) -> Listing:
@@ -176,8 +176,14 @@ class ParquetShard(Shard):
 def _list_parquet(files: Sequence[str]) -> Listing:
     listing = Listing(shards := list[Shard]())
     first = 0
-    for file, (schema, groups, paths) in zip(files, map_files(_read_footer, files), strict=True):
-        _check_columns(file, schema, listing.metadata)
+    for file, (schema, groups, paths) in zip(files, prefetch(_read_footer, files, workers=READERS), strict=True):
+        for column in schema:
+            if column.name in _OWN_COLUMNS:
+                continue
+            if column.name in COLUMNS:
+                raise ConfigError(f"{file} has a column {column.name!r}, which the gallery has itself: rename it.")
+            if (kind := listing.metadata.setdefault(column.name, column.type)) != column.type:
+                raise DataError(f"{file} has {column.name} as {column.type}, another file as {kind}: make them one.")
         remaining = iter(paths)
         for group, count in enumerate(groups):
             shards.append(ParquetShard(first, list(islice(remaining, count)), file, group, list(schema.names)))
@@ -199,6 +205,8 @@ def _read_footer(file: str) -> tuple[pa.Schema, list[int], list[str]]:
     except pa.ArrowInvalid as error:
         raise DataError(f"{file} is no Parquet file, or damaged.") from error
     has_images = "image" in schema.names
+    if not has_images and "path" not in schema.names:
+        raise DataError(f"{file} has neither a column image nor path, found {', '.join(schema.names)}.")
     names = [
         f"{file}#{row}" if path is None else path if has_images else str(Path(path).absolute())
         for row, path in enumerate(paths)
@@ -206,46 +214,16 @@ def _read_footer(file: str) -> tuple[pa.Schema, list[int], list[str]]:
     return schema, groups, names
 
 
-def _check_columns(file: str, schema: pa.Schema, metadata: dict[str, pa.DataType]) -> None:
-    if "image" not in schema.names and "path" not in schema.names:
-        raise DataError(f"{file} has neither a column image nor path, found {', '.join(schema.names)}.")
-    for column in schema:
-        if column.name in _OWN_COLUMNS:
-            continue
-        if column.name in COLUMNS:
-            raise ConfigError(f"{file} has a column {column.name!r}, which the gallery has itself: rename it.")
-        if metadata.setdefault(column.name, column.type) != column.type:
-            raise DataError(
-                f"{file} has {column.name} as {column.type}, another file as {metadata[column.name]}: make them one."
-            )
-
-
 # ---------------------------------------------------------------------- WebDataset
-
-
-@dataclass(frozen=True)
-class TarShard(Shard):
-    """Images of a WebDataset shard, with their places in it: offset and size in bytes."""
-
-    labels: list[str | None]
-    file: str
-    spans: list[tuple[int, int]]
-
-    def items(self) -> Iterator[Item]:
-        """Each is read from its offset."""
-        system, path = filesystem_of(self.file)
-        with system.open_input_file(path) as stream:
-            for name, label, (offset, size) in zip(self.paths, self.labels, self.spans, strict=True):
-                yield Item(name, stream.read_at(size, offset), label, {})
 
 
 def _list_tar(files: Sequence[str]) -> Listing:
     shards: list[Shard] = []
     first = 0
-    for file, samples in zip(files, map_files(_read_samples, files), strict=True):
+    for file, samples in zip(files, prefetch(_read_samples, files, workers=READERS), strict=True):
         for start in range(0, len(samples), CHUNK):
             paths, labels, spans = map(list, zip(*samples[start : start + CHUNK], strict=True))
-            shards.append(TarShard(first, paths, labels, file, spans))
+            shards.append(FileShard(first, paths, labels, file, spans))
             first += len(paths)
     return Listing(shards)
 

@@ -11,7 +11,8 @@ import torch
 
 from kedge.config.compose import compose, quoted
 from kedge.console import stderr
-from kedge.datasets.external import is_external, keep_external
+from kedge.datasets.cache import keep
+from kedge.datasets.external import is_external, train_and_test
 from kedge.encoders import DEFAULT_ENCODER, fetch_weights, pretrained_preprocessing
 from kedge.encoders.pretrained import default_encoder_note
 from kedge.encoders.transformers import HF
@@ -82,7 +83,7 @@ def _dataset_overrides(source: Any, overrides: Sequence[str]) -> list[str]:
     options: dict[str, Any] = {"most": int(chosen.pop("dataset.size", _DEFAULT_SIZE))}
     options["crop_pct"] = float(chosen.pop("dataset.crop_pct", 1.0))
     options["interpolation"] = chosen.pop("dataset.interpolation", "bilinear")
-    path = keep_external(source, size=None if size is None else int(size), image=image, label=label, **options)
+    path = keep(*train_and_test(source, image, label), size=None if size is None else int(size), **options)
     return ["dataset=stored", f"dataset.path={quoted(path)}", *_joined(chosen), *rest]
 
 
