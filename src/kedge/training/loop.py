@@ -23,12 +23,10 @@ from kedge.losses.base import in_full_precision
 from kedge.metrics import rank_relevant
 from kedge.training.checkpoint import ModelCheckpoint, handle_signals, interrupted, load_checkpoint
 from kedge.training.config import Settings
-from kedge.training.data import Batch, TrainingData
+from kedge.training.data import Batch, TrainingData, derive_seed
 from kedge.training.loggers import History, MetricsLogger, TrainingProgress
-from kedge.training.optimizer import build_optimizer, build_scheduler
+from kedge.training.optimizer import EMA, SAM, build_optimizer, build_scheduler
 from kedge.training.parallel import Accelerator, average_batch_statistics
-from kedge.training.rng import derive_seed
-from kedge.training.sam_ema import EMA, SAM
 from kedge.training.step import Draws, EpochMeans, Outcome, Step
 
 __all__ = ["TrainingLoop"]
@@ -122,7 +120,7 @@ class TrainingLoop:
 
     def fit(self) -> None:
         """Train the epochs that are left; SIGINT and SIGTERM raise `Interrupted`."""
-        status = "failed"
+        success = False
         try:
             self.progress.start(self.global_step)
             with handle_signals(self.stop):
@@ -133,7 +131,7 @@ class TrainingLoop:
                     self.train_epoch()
                     is_due = self.data.held_out is not None and (epoch + 1) % self.settings.validate_every == 0
                     self.on_epoch_end(self.validate() if is_due else {})
-            status = "success"
+            success = True
         except (KeyboardInterrupt, RuntimeError) as error:
             # A RuntimeError where another rank received the signal first, and is gone.
             if self.stop.is_set() or isinstance(error, KeyboardInterrupt):
@@ -142,7 +140,7 @@ class TrainingLoop:
         finally:
             self.progress.stop()
             for logger in self.loggers:
-                logger.finalize(status)
+                logger.finalize(success=success)
 
     def on_epoch_start(self) -> None:
         """Seed every RNG from seed and epoch alone, so that a resumed run repeats the epoch."""
