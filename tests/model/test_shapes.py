@@ -19,7 +19,7 @@ from kedge.encoders.transformers import TransformersBackbone
 from kedge.errors import ConfigError, ModelError
 from kedge.images import Preprocessing
 from kedge.model import Model
-from kedge.model.shapes import check_shapes
+from kedge.model.io import check_shapes
 
 VIT = {"model_type": "vit", "image_size": 32, "patch_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
 VIT |= {"hidden_size": 16, "intermediate_size": 32}

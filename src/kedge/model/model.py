@@ -20,13 +20,12 @@ from kedge.encoders.backbones import TIMM
 from kedge.encoders.transformers import HF
 from kedge.errors import ConfigError, ModelError
 from kedge.images import Preprocessing
-from kedge.losses.posterior import posterior_mean
+from kedge.losses.cam import posterior_mean
 from kedge.model import hub
 from kedge.model.calibration import Calibration
 from kedge.model.inference import Inference
 from kedge.model.inputs import ImageInput, pixel_batches, shape_text
-from kedge.model.io import described, read_description, read_weights, write_folder
-from kedge.model.shapes import check_shapes
+from kedge.model.io import check_shapes, read_description, read_weights, write_folder
 
 __all__ = ["Model", "Prediction", "Vectors"]
 
@@ -303,10 +302,7 @@ class Model:
         name = DEFAULT_ENCODER if name == "auto" else name
         if not name.startswith((TIMM, HF)):
             raise ConfigError(f"name must be auto, {TIMM}<model> or {HF}<model>; found {name!r}.")
-        stored = described(weights)
-        preprocessing = (
-            pretrained_preprocessing(name) if stored is None else Preprocessing.from_json(stored["preprocessing"])
-        )
+        preprocessing = pretrained_preprocessing(name, weights)
         encoder = build_encoder(name, head="none", weights=weights, image_size=preprocessing.size)
         return cls(
             encoder.eval(), anchors=None, classes=(), preprocessing=preprocessing, loss="none", normalize=True

@@ -4,34 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
-import numpy as np
 import torch
-from safetensors.torch import load_file, save
 from torch import Tensor
 
-from kedge.datasets import ImageSplit
-from kedge.distributed import all_gather_rows, broadcast_object, is_rank_zero, shard_range, world_size
-from kedge.encoders import Encoder
-from kedge.images import Preprocessing, prefetch
-from kedge.io import atomic_write
-from kedge.model import Model
-from kedge.model.features import split_features
+from kedge.distributed import shard_range
+from kedge.images import prefetch
 from kedge.training.parallel import SINGLE_PROCESS, Layout
 
-__all__ = [
-    "Batch",
-    "DeviceDataset",
-    "Examples",
-    "TrainingData",
-    "cached_features",
-    "class_means",
-    "derive_seed",
-    "feature_model",
-    "fits_on",
-]
+__all__ = ["Batch", "DeviceDataset", "Examples", "TrainingData", "derive_seed", "fits_on"]
 
 Batch = tuple[Tensor, Tensor]
 
@@ -44,7 +26,6 @@ _PREFETCH = 16
 """Batches that are read ahead."""
 _SMALL_IMAGE, _EVAL_BATCH_FACTOR = 3 * 64 * 64, 4
 """On a GPU, images of at most so many bytes are embedded in larger batches without gradients: fewer launches."""
-_EMBED_BATCH = 64
 
 
 def derive_seed(*parts: int) -> int:
@@ -166,39 +147,3 @@ class TrainingData:
             return (inputs.pin_memory(), labels.pin_memory()) if torch.cuda.is_available() else (inputs, labels)
 
         yield from prefetch(read, rest, ahead=_PREFETCH)
-
-
-def cached_features(
-    path: Path, images: ImageSplit, encoder: Encoder, preprocessing: Preprocessing, device: torch.device
-) -> DeviceDataset:
-    """Outputs of a frozen encoder, as the head will see them: read from `path` if they are there, or computed.
-
-    Several processes compute a share each; rank 0 writes. Features of files are not written: the cache has them.
-    """
-    if broadcast_object(path.exists()):
-        values = load_file(path)["features"]
-    else:
-        model = feature_model(encoder, preprocessing, device)
-        share = shard_range(len(images), whole=_EMBED_BATCH)
-        own = images if world_size() == 1 else images.subset(np.arange(share.start, share.stop))
-        # Out of inference mode: features are trained on.
-        features = split_features(model, own, batch_size=_EMBED_BATCH).to(device)
-        values = all_gather_rows(features).cpu().clone()
-        encoder.train()  # as it is in a run that finds its features
-        if is_rank_zero() and images.files is None:
-            path.parent.mkdir(exist_ok=True)
-            with atomic_write(path) as stream:
-                stream.write(save({"features": values}))
-    return DeviceDataset(values, torch.from_numpy(images.labels))
-
-
-def feature_model(encoder: Encoder, preprocessing: Preprocessing, device: torch.device) -> Model:
-    """A frozen encoder as a model that computes features."""
-    return Model(encoder.to(device).eval(), anchors=None, classes=(), preprocessing=preprocessing)
-
-
-def class_means(embeddings: Tensor, labels: np.ndarray, classes: int) -> Tensor:
-    """The mean embedding of each class, classes × dim; zero for a class without images."""
-    rows = torch.from_numpy(labels)
-    sums = torch.zeros(classes, embeddings.shape[1]).index_add_(0, rows, embeddings.cpu())
-    return sums / torch.bincount(rows, minlength=classes).clamp(min=1)[:, None]
