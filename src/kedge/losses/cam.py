@@ -130,7 +130,8 @@ class CAMLoss(RetrievalLoss):
     """
 
     name = "cam"
-    heads: ClassVar[tuple[str, ...]] = ("bounded", "linear", "none")
+    heads = ("bounded", "linear", "none")
+    probe: ClassVar[dict[str, int] | None] = {"num_classes": 2, "dim": 2}
     uses_other_samples: ClassVar[bool] = False
 
     def __init__(
@@ -168,17 +169,12 @@ class CAMLoss(RetrievalLoss):
         # The encoder sees a mean of attractor and log loss, whatever λ is.
         self.encoder_scale = 1 / (1 + discriminate)
         if discriminate:
+            # The classifier reads the features themselves. Not "bounded": that layer starts at zero as the classifier
+            # does, and neither would give the other a gradient.
+            self.heads = ("none", "batchnorm", "linear")
             # The classifier, whose loss counts λ times, learns as fast as that of cross-entropy. The anchors have the
             # same rate, and never learn faster than the encoder.
             self.lr_mult = min(1.0, 1 / discriminate)
-
-    @classmethod
-    def heads_for(cls, make: Callable[..., RetrievalLoss]) -> tuple[str, ...]:
-        """A classifier reads the features themselves; without one, the embedding comes from a bounded linear layer."""
-        small = make(num_classes=2, dim=2)
-        # Not "bounded": that layer starts at zero as the classifier does, and neither would give the other a gradient.
-        reads_features = isinstance(small, CAMLoss) and small.classifier is not None
-        return ("none", "batchnorm", "linear") if reads_features else cls.heads
 
     def components(self, embeddings: Tensor, labels: Tensor, *mixed: Tensor) -> dict[str, Tensor]:
         """`attractor`, `repeller` and `minimum_norm`, zero where switched off; with it, `discriminate`."""

@@ -347,21 +347,8 @@ class Model:
     push_to_hub = hub.push_to_hub
     """Upload the model and its card to the Hugging Face Hub as ``user/repo``, in one commit; returns its address."""
 
-    @classmethod
-    def from_pretrained(
-        cls,
-        name_or_path: str | Path,
-        *,
-        revision: str | None = None,
-        cache_dir: str | Path | None = None,
-        token: str | bool | None = None,
-        device: str | torch.device = "auto",
-        engine: str | None = None,
-    ) -> Self:
-        """Open a model folder or ``user/repo`` of the Hugging Face Hub, of which only the model is fetched, once."""
-        return cls.load(
-            hub.fetch_model(name_or_path, revision=revision, cache_dir=cache_dir, token=token), device, engine
-        )
+    from_pretrained = classmethod(hub.from_pretrained)
+    """Open a model folder or ``user/repo`` of the Hugging Face Hub, of which only the model is fetched, once."""
 
     def _tensors(self) -> dict[str, Tensor]:
         tensors = {f"encoder.{name}": tensor for name, tensor in self.encoder.state_dict().items()}

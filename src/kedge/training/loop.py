@@ -54,6 +54,7 @@ class TrainingLoop:
     ) -> None:
         self.step, self.data, self.settings, self.recipe = step, data, settings, settings.recipe
         self.accelerator, self.layout, self.folder, self.loggers = accelerator, accelerator.layout, folder, loggers
+        self.scaler = accelerator.scaler
         self.predicts_classes = type(step.loss).predict is not RetrievalLoss.predict
         self.target = "train/loss"
         """The metric that a plateau schedule watches."""
@@ -101,7 +102,7 @@ class TrainingLoop:
         if self.ema is not None:
             self.ema.load_state_dict(state["ema"])
         if state.get("precision"):
-            self.accelerator.scaler.load_state_dict(state["precision"])
+            self.scaler.load_state_dict(state["precision"])
         self.history.rows = state["history"]
         self.checkpoint.best, self.checkpoint.epochs_saved = state["best"], self.epoch
 
@@ -112,7 +113,7 @@ class TrainingLoop:
             "optimizer_states": [self.optimizer.state_dict()],
             "lr_schedulers": [] if self.scheduler is None else [self.scheduler.state_dict()],
             "ema": None if self.ema is None else self.ema.state_dict(),
-            "precision": self.accelerator.scaler.state_dict(),
+            "precision": self.scaler.state_dict(),
             "history": self.history.rows,
         }
 
@@ -171,7 +172,7 @@ class TrainingLoop:
             is_last = turn == accumulate - 1
             with contextlib.nullcontext() if is_last else self.accelerator.no_sync(self.model):
                 loss = self.forward(inputs, labels, draws)
-                self.accelerator.backward(loss * self.backbone_lr_mult / accumulate)
+                torch.autograd.backward(self.scaler.scale(loss * self.backbone_lr_mult / accumulate))
             self.sam.restore()
             if is_last:
                 self.optimizer_step()
@@ -198,7 +199,8 @@ class TrainingLoop:
         """Update weights, rate and average."""
         if self.layout.processes > 1:
             average_batch_statistics(self.step.network)
-        self.accelerator.step(self.optimizer)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         self.global_step += 1
         if isinstance(self.scheduler, OneCycleLR):

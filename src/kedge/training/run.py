@@ -16,33 +16,23 @@ from typing import Any
 import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf
-from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from kedge.config.compose import CONFIG, DATASET, build, build_dataset, build_loss, load_config, loss_heads, rename_keys
 from kedge.console import stderr
 from kedge.datasets import Dataset, leave_classes_out, train_val_split
-from kedge.distributed import (
-    all_gather_rows,
-    broadcast_object,
-    init_process_group,
-    is_rank_zero,
-    is_torchrun,
-    rank_zero_first,
-    shard_range,
-)
+from kedge.distributed import broadcast_object, init_process_group, is_rank_zero, is_torchrun, rank_zero_first
 from kedge.encoders import Encoder, pretrained_cfg
 from kedge.encoders.pretrained import stored_preprocessing
 from kedge.errors import ConfigError, DataError
 from kedge.images import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
-from kedge.io import atomic_write
 from kedge.losses import RetrievalLoss
 from kedge.model import Model, embed_split
-from kedge.model.features import file_features, split_features
+from kedge.model.features import file_features
 from kedge.training.checkpoint import BEST, KEPT, LAST, wrap_os_errors
 from kedge.training.config import Settings
 from kedge.training.data import DeviceDataset, Examples, TrainingData, fits_on
-from kedge.training.gain import calibrate, measure_gain
+from kedge.training.frozen import calibrate, frozen_features, measure_gain
 from kedge.training.loggers import check_loggers, open_loggers
 from kedge.training.loop import TrainingLoop
 from kedge.training.parallel import SINGLE_PROCESS, Accelerator, Layout, device_of, launch, layout_of, precision_on
@@ -52,7 +42,6 @@ __all__ = ["kept_epochs", "resume_run", "run_here", "start_run"]
 
 _RESUME_KEYS = ("trainer.devices", "trainer.num_nodes", "trainer.accumulate")
 """What may differ in a resumed run: the hardware, which leaves the outcome as it is."""
-_EMBED_BATCH = 64
 
 
 def start_run(config: DictConfig, folder: Path) -> Model:
@@ -218,10 +207,10 @@ class _Run:
         # What other pretrained weights were trained with, where they say so: timm's and Hugging Face's do.
         cfg = pretrained_cfg(name) if weights and stored is None else {}
         size = recipe.size or (cfg["input_size"][-1] if recipe.freeze and cfg.get("input_size") else image_size)
-        head, self._heads = self.config.encoder.head, loss_heads(self.config.loss)
+        head, heads = self.config.encoder.head, loss_heads(self.config.loss)
         if head == "auto":
             # The outputs of a frozen encoder have whatever scale it was left with.
-            head = "batchnorm" if recipe.freeze and "batchnorm" in self._heads else self._heads[0]
+            head = "batchnorm" if recipe.freeze and "batchnorm" in heads else heads[0]
         encoder: Encoder = build(self.config.encoder, head=head, image_size=size)
         self.encoder = encoder.freeze() if recipe.freeze else encoder
         mean, std = (IMAGENET_MEAN, IMAGENET_STD) if recipe.normalize else (None, None)
@@ -241,10 +230,8 @@ class _Run:
     def _loss(self) -> RetrievalLoss:
         # The encoder's dimension is needed to build it.
         loss: RetrievalLoss = build_loss(self.config.loss, num_classes=len(self.dataset.classes), dim=self.encoder.dim)
-        if (head := self.encoder.head_kind) not in self._heads:
-            raise ConfigError(
-                f"encoder.head={head} does not suit the loss {loss.name}: use {' or '.join(self._heads)}."
-            )
+        if (head := self.encoder.head_kind) not in loss.heads:
+            raise ConfigError(f"encoder.head={head} does not suit the loss {loss.name}: use {' or '.join(loss.heads)}.")
         if self.layout.accumulate > 1 and loss.uses_other_samples:
             raise ConfigError(
                 f"The loss {loss.name} compares the images of a batch and would miss pairs of them: "
@@ -304,28 +291,13 @@ class _Run:
         )
 
     def _features(self, name: str) -> DeviceDataset:
-        """What a frozen encoder makes of the images that are trained on (`train`) or held out (`held_out`).
-
-        Read from the run's folder if they are there, or computed: several processes a share each; rank 0 writes.
-        Features of files are not written: the cache has them.
-        """
-        if name in self._known_features:
-            return self._known_features[name]
-        images, path = self.images if name == "train" else self.held_out, self.folder / f"features/{name}.safetensors"
-        assert images is not None
-        if broadcast_object(path.exists()):
-            values = load_file(path)["features"]
-        else:
-            share = shard_range(len(images), whole=_EMBED_BATCH)
-            own = images if self.layout.processes == 1 else images.subset(range(share.start, share.stop))
-            features = split_features(self._feature_model(), own, batch_size=_EMBED_BATCH).to(self.device)
-            values = all_gather_rows(features).cpu().clone()  # out of inference mode: features are trained on
-            self.encoder.train()  # as it is in a run that finds its features
-            if is_rank_zero() and images.files is None:
-                path.parent.mkdir(exist_ok=True)
-                with atomic_write(path) as stream:
-                    stream.write(save({"features": values}))
-        self._known_features[name] = DeviceDataset(values, torch.from_numpy(images.labels))
+        """What a frozen encoder makes of the images that are trained on (`train`) or held out (`held_out`)."""
+        if name not in self._known_features:
+            images = self.images if name == "train" else self.held_out
+            assert images is not None
+            path = self.folder / f"features/{name}.safetensors"
+            self._known_features[name] = frozen_features(path, images, self._feature_model())
+            self.encoder.train()
         return self._known_features[name]
 
     def _feature_model(self) -> Model:
