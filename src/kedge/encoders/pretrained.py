@@ -6,6 +6,7 @@ Those of the default encoder come with the extra ``pretrained``, as a package, s
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,6 +30,7 @@ __all__ = [
     "default_encoder_note",
     "fetch_weights",
     "load_weights",
+    "misfits",
     "pretrained_cfg",
     "pretrained_preprocessing",
     "stem_of",
@@ -226,20 +228,24 @@ def _fit_weights(name: str, backbone: Backbone, state: dict[str, Tensor], source
     if backbone.stem != "imagenet" and stem in state and state[stem].shape != expected[stem].shape:
         # Pretrained stems are 7 x 7: a 3 x 3 one has no counterpart in the file and starts at random.
         state[stem] = expected[stem]
+    shapes, own_shapes = ({key: value.shape for key, value in part.items()} for part in (state, expected))
+    if problems := misfits(own_shapes, shapes):
+        raise WeightsError(
+            f"weights file {source} does not fit encoder {name}: it {problems}; pass a file that was saved from {name}."
+        )
+    backbone.network.load_state_dict(state, strict=False)
+
+
+def misfits(expected: Mapping[str, Sequence[int]], shapes: Mapping[str, Sequence[int]]) -> str:
+    """Why tensors of these shapes are not those of a network, in words; empty where they fit."""
     problems = {
         # Files from before torch counted batches lack these counters, which nothing here uses.
-        "lacks": [key for key in expected if key not in state and not key.endswith("num_batches_tracked")],
-        "also holds": [key for key in state if key not in expected],
-        "has other shapes for": [key for key in expected if key in state and state[key].shape != expected[key].shape],
+        "lacks": [key for key in expected if key not in shapes and not key.endswith("num_batches_tracked")],
+        "also holds": [key for key in shapes if key not in expected],
+        "has other shapes for": [key for key in expected if key in shapes and shapes[key] != expected[key]],
     }
-    texts = [
+    return ", ".join(
         f"{problem} {', '.join(keys[:_SHOWN])}" + (f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else "")
         for problem, keys in problems.items()
         if keys
-    ]
-    if texts:
-        raise WeightsError(
-            f"weights file {source} does not fit encoder {name}: it {', '.join(texts)}; "
-            f"pass a file that was saved from {name}."
-        )
-    backbone.network.load_state_dict(state, strict=False)
+    )

@@ -52,7 +52,7 @@ class FeatureCache:
 
     def __init__(self, file: Path | None, width: int) -> None:
         self.file, self.width = file, width
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._database: sqlite3.Connection | None = None
         if file is not None:
             with self._guarded():
@@ -110,9 +110,10 @@ class FeatureCache:
 
     def close(self) -> None:
         """Close the file."""
-        if self._database is not None:
-            self._database.close()
-        self._database = None
+        with self._lock:
+            if self._database is not None:
+                self._database.close()
+            self._database = None
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:

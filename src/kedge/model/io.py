@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from torch.nn.modules import module as hooks
 
 from kedge.encoders import Encoder
+from kedge.encoders.pretrained import misfits
 from kedge.errors import ModelError
 from kedge.io import atomic_write
-from kedge.model.inputs import shape_text
 
 __all__ = ["check_shapes", "is_model", "kedge_version", "read_description", "read_weights", "write_folder"]
 
@@ -133,12 +133,8 @@ def check_shapes(spec: Mapping[str, Any], shapes: Shapes) -> None:
     """
     with torch.device("meta"), _bounded(shapes):
         expected = {name: tuple(tensor.shape) for name, tensor in Encoder.from_spec(spec).state_dict().items()}
-    wrong = sorted(name for name in {*expected, *shapes} if expected.get(name) != shapes.get(name))
-    if wrong:
-        first = wrong[0]
-        described, stored = (shape_text(each[first]) if first in each else "missing" for each in (expected, shapes))
-        more = f", and {', '.join(wrong[1:4])} differ too" if len(wrong) > 1 else ""
-        raise ValueError(f"{first} is {described} in its description and {stored} in its weights{more}")
+    if problems := misfits(expected, shapes):
+        raise ValueError(f"its weights file {problems}")
 
 
 @contextmanager
