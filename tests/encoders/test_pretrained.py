@@ -20,7 +20,7 @@ import torch
 import torchvision
 from PIL import Image, ImageFilter
 
-from kedge.encoders import DEFAULT_ENCODER, build_encoder, fetch_weights, pretrained, pretrained_preprocessing
+from kedge.encoders import DEFAULT_ENCODER, build_encoder, fetch_weights, network, pretrained, pretrained_preprocessing
 from kedge.errors import WeightsError
 from kedge.images import Preprocessing, read_image
 from kedge.model import Model
@@ -232,7 +232,7 @@ def test_stalled_download(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def log_message(self, *_: object) -> None:
             pass
 
-    monkeypatch.setattr(pretrained, "STALL_SECONDS", 0.2)
+    monkeypatch.setattr(network, "STALL_SECONDS", 0.2)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Stalling) as http_server:
         thread = threading.Thread(target=http_server.serve_forever)
         thread.start()

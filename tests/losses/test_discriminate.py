@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kedge.errors import ConfigError
-from kedge.losses import CAMLoss, posterior
+from kedge.losses import CAMLoss, cam
 from kedge.losses.cam import minimum_norm, repeller
 
 LAMBDA = 4.0
@@ -118,15 +118,15 @@ def test_blocks_of_a_few_rows_give_the_same(mixed: bool, monkeypatch: pytest.Mon
 
     whole = found()
     rows: list[int] = []
-    checkpoint = posterior.checkpoint
+    checkpoint = cam.checkpoint
 
     def counted(function: object, points: Tensor, *rest: Tensor, **options: bool) -> Tensor:
         rows.append(len(points))
         result: Tensor = checkpoint(function, points, *rest, **options)
         return result
 
-    monkeypatch.setattr(posterior, "checkpoint", counted)
-    monkeypatch.setattr(posterior, "_ENTRIES", 2 * 6 + 1)
+    monkeypatch.setattr(cam, "checkpoint", counted)
+    monkeypatch.setattr(cam, "_ENTRIES", 2 * 6 + 1)
     blocks = found()
     assert rows == [2, 2, 2, 2, 1]
     assert len(whole) == len(blocks) == 8

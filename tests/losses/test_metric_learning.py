@@ -193,7 +193,7 @@ def test_the_head_follows_from_what_the_loss_looks_at(name: str) -> None:
         torch.manual_seed(0)
         values.append(make(num_classes=3, dim=4)(length * embeddings, labels))
     scale_invariant = torch.isclose(*values, rtol=1e-4)
-    assert MetricLearningLoss.heads_for(make) == (
+    assert make(num_classes=3, dim=4).heads == (
         ("unit", "linear", "none") if scale_invariant else ("linear", "none", "unit")
     )
 

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
-import errno
+import contextlib
 import hashlib
 import logging
 import os
 import shutil
+import sqlite3
 import threading
 from pathlib import Path
 from typing import Any
@@ -61,8 +62,11 @@ def rows(count: int, width: int, seed: int = 0) -> tuple[list[str], torch.Tensor
     return names, torch.randn(count, width, generator=torch.Generator().manual_seed(seed))
 
 
-def segments(root: Path) -> list[Path]:
-    return sorted(root.glob("features/*/*.features"))
+def count(model: Model) -> int:
+    with FeatureCache.of(model) as cache:
+        assert cache.file is not None
+    with contextlib.closing(sqlite3.connect(cache.file)) as database:
+        return int(database.execute("SELECT count(*) FROM features").fetchone()[0])
 
 
 def test_what_was_put_is_found_bit_for_bit(model: Model) -> None:
@@ -83,51 +87,51 @@ def test_features_are_kept_by_encoder_and_not_by_head(model: Model) -> None:
     other_head = make(anchors=torch.zeros(2, 8), classes=("a", "b"))
     with torch.no_grad():
         other_head.encoder.head.weight += 1
-    assert len(FeatureCache.of(other_head)) == 3
+    assert count(other_head) == 3
     changed = make()
     with torch.no_grad():
         next(changed.encoder.backbone.parameters()).view(-1)[0] += 1e-6
     mean = Preprocessing(size=32, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
     for other in (changed, make(1), make(preprocessing=Preprocessing(size=40)), make(preprocessing=mean)):
-        assert len(FeatureCache.of(other)) == 0
+        assert count(other) == 0
 
 
-@pytest.mark.parametrize("place", ["digest", "feature", "checksum", "cut", "empty", "rows"])
-def test_a_damaged_segment_is_computed_anew(
+@pytest.mark.parametrize("place", ["digest", "feature", "checksum", "cut", "empty", "header", "text"])
+def test_damaged_features_are_computed_anew(
     place: str, model: Model, photos: list[Path], root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     clean, _ = file_features(model, photos)
     torch.testing.assert_close(clean, expected(model, photos), rtol=1e-4, atol=1e-4)
-    (segment,) = segments(root)
-    content = bytearray(segment.read_bytes())
-    ends = {"digest": 64 + 3, "feature": 64 + 32 * 5 + 4 * model.width + 9, "checksum": len(content) - 2, "rows": 40}
-    if place in ends:
-        content[ends[place]] ^= 0x10
-    segment.write_bytes({"cut": content[:-9], "empty": b""}.get(place, content))
+    (file,) = root.glob("features/*")
+    content = file.read_bytes()
+    with contextlib.closing(sqlite3.connect(file)) as database, database:
+        digest, features, crc = database.execute("SELECT * FROM features").fetchone()
+        changed = {"digest": digest, "feature": features, "checksum": crc.to_bytes(4)}.get(place)
+        if changed is not None:
+            changed = bytes([changed[0] ^ 0x10]) + changed[1:]
+            column, value = {"digest": ("digest", changed), "feature": ("features", changed)}.get(
+                place, ("crc", int.from_bytes(changed))
+            )
+            database.execute(f"UPDATE features SET {column} = ? WHERE digest = ?", (value, digest))
+    whole = {
+        "cut": content[:5000],
+        "empty": b"",
+        "header": content[:99] + b"?" * 999 + content[1098:],
+        "text": b"?" * 9999,
+    }
+    if place in whole:
+        file.write_bytes(whole[place])
     with caplog.at_level(logging.WARNING):
         found, unreadable = file_features(model, photos)
     assert torch.equal(found, clean)
     assert not unreadable
     # A damaged digest is that of no image.
-    assert bool(caplog.records) == (place != "digest")
-    found, _ = file_features(model, photos)
-    assert torch.equal(found, clean)
-
-
-def test_a_segment_of_another_encoder_is_not_used(
-    model: Model, photos: list[Path], root: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    other = make(1)
-    theirs, _ = file_features(other, photos)
-    (segment,) = segments(root)
-    ours = root / "features" / model.encoder_fingerprint[:16]
-    ours.mkdir(parents=True)
-    shutil.copy(segment, ours)
-    (ours / "notes.features").write_text("something else that lies here" * 9)
-    found, _ = file_features(model, photos)
-    torch.testing.assert_close(found, expected(model, photos), rtol=1e-4, atol=1e-4)
-    assert not torch.allclose(found, theirs, rtol=1e-2)
-    assert ["no features of this encoder" in record.message for record in caplog.records] == [True, True]
+    assert bool(caplog.records) == (place not in ("digest", "empty"))
+    for _ in range(2):
+        caplog.clear()
+        found, _ = file_features(model, photos)
+        assert torch.equal(found, clean)
+    assert not caplog.records
 
 
 def test_known_files_are_neither_read_nor_decoded(
@@ -175,30 +179,15 @@ def test_off_and_a_full_disk(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     with monkeypatch.context() as patch:
-        patch.setattr(features, "atomic_write", full)
+        patch.setattr(features, "_TABLE", "PRAGMA max_page_count = 1")
         found, _ = file_features(model, photos)
         torch.testing.assert_close(found, expected(model, photos), rtol=1e-4, atol=1e-4)
-    assert "No space left" in caplog.text
+    assert "not cached" in caplog.text
+    shutil.rmtree(root / "features")
     monkeypatch.setenv("KEDGE_FEATURES", "off")
     assert torch.equal(file_features(model, photos)[0], found)
-    assert segments(root) == []
-
-
-def test_small_segments_are_joined(model: Model, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(features, "_ROWS", 8)
-    names, values = rows(40, model.width)
-    for start in range(0, 40, 2):
-        with FeatureCache.of(model) as cache:
-            cache.put(names[start : start + 2], values[start : start + 2])
-            assert torch.equal(cache.get(names[: start + 2])[0], values[: start + 2])
-    assert len(segments(root)) < 14
-    found, missing = FeatureCache.of(model).get(names)
-    assert missing == []
-    assert torch.equal(found, values)
+    assert not (root / "features").exists()
 
 
 def test_writers_side_by_side(model: Model) -> None:

@@ -26,8 +26,7 @@ from kedge.training.checkpoint import Interrupted
 from kedge.training.config import Settings
 from kedge.training.loggers import History
 from kedge.training.loop import TrainingLoop
-from kedge.training.optimizer import build_scheduler
-from kedge.training.sam_ema import EMA
+from kedge.training.optimizer import EMA, build_scheduler
 
 Parts = dict[str, torch.Tensor]
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from kedge.errors import ConfigError
 from kedge.training import train
 from kedge.training.loop import TrainingLoop
-from kedge.training.sam_ema import SAM
+from kedge.training.optimizer import SAM
 from kedge.training.step import Draws
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import functools
 import inspect
 import json
 import re
@@ -228,7 +227,8 @@ def build_loss(node: Any, *, num_classes: int, dim: int) -> Any:
 
 def loss_heads(node: Any) -> tuple[str, ...]:
     """The encoder heads that suit the loss which the node describes, the best first."""
-    heads: tuple[str, ...] = _loss_class(node).heads_for(functools.partial(build_loss, node))
+    kind = _loss_class(node)
+    heads: tuple[str, ...] = (kind if kind.probe is None else build_loss(node, **kind.probe)).heads
     return heads
 
 

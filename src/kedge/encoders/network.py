@@ -1,15 +1,34 @@
-"""Whether a server is there, asked before something is fetched from it: libraries may wait for minutes."""
+"""Downloads that fail with one sentence, soon: whether a server is there is asked first, and a stall ends them."""
 
 from __future__ import annotations
 
+import socket
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-__all__ = ["CONNECT_SECONDS", "reach"]
+from kedge.errors import WeightsError, first_line
+
+__all__ = ["CONNECT_SECONDS", "fetching", "reach"]
 
 CONNECT_SECONDS = 5.0
+STALL_SECONDS = 30.0
+
+
+@contextmanager
+def fetching(what: str, advice: str) -> Iterator[None]:
+    """One sentence where a download fails or stalls: those of torch.hub have no timeout of their own."""
+    before = socket.getdefaulttimeout()
+    try:
+        socket.setdefaulttimeout(STALL_SECONDS)
+        yield
+    except Exception as error:  # the network and the hubs raise errors of many kinds; all mean the same here
+        raise WeightsError(f"{what} ({first_line(error)}): {advice}.") from error
+    finally:
+        socket.setdefaulttimeout(before)
 
 
 def reach(url: str, timeout: float = CONNECT_SECONDS) -> None:

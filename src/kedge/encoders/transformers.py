@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from kedge.deps import require
-from kedge.encoders.network import CONNECT_SECONDS, reach
+from kedge.encoders.network import CONNECT_SECONDS, fetching, reach
 from kedge.errors import ConfigError, WeightsError, first_line
 
 __all__ = [
@@ -126,7 +126,8 @@ def fetch_folder(name: str, *, weights: bool = True, timeout: float = CONNECT_SE
         has_weights = any(folder.glob("*.safetensors")) or any(folder.glob("pytorch_model*.bin"))
         return folder if (folder / "config.json").is_file() and (has_weights or not weights) else None
 
-    try:
+    advice = f"fetch it where there is a network (hf download {repository} --local-dir FOLDER) and pass encoder.name="
+    with fetching(f"encoder {name} could not be fetched from the Hugging Face Hub", f"{advice}{HF}FOLDER"):
         with suppress(hub.errors.LocalEntryNotFoundError):
             if cached := snapshot(_CONFIG_FILES, local_files_only=True):
                 return cached
@@ -136,11 +137,6 @@ def fetch_folder(name: str, *, weights: bool = True, timeout: float = CONNECT_SE
             if folder := snapshot((*_CONFIG_FILES, *files)):
                 return folder
         raise FileNotFoundError("it holds no config.json, or no weights")
-    except Exception as error:  # the network and the hub raise errors of many kinds; all mean the same here
-        raise WeightsError(
-            f"encoder {name} could not be fetched from the Hugging Face Hub ({first_line(error)}): fetch it where "
-            f"there is a network (hf download {repository} --local-dir FOLDER) and pass encoder.name=hf:FOLDER."
-        ) from error
 
 
 def pretrained_cfg(name: str) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import functools
 import inspect
 import math
 import warnings
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -26,8 +25,10 @@ class RetrievalLoss(nn.Module):
 
     name: str
     """What models and tables call it."""
-    heads: ClassVar[tuple[str, ...]] = ("linear", "bounded", "none")
+    heads: tuple[str, ...] = ("linear", "bounded", "none")
     """The encoder heads it can train; the first is taken where the user names none."""
+    probe: ClassVar[dict[str, int] | None] = None
+    """Where `heads` depend on the settings: sizes of a small loss that is built to see them, before the encoder."""
     uses_other_samples: ClassVar[bool] = True
     """Whether an image's loss depends on other samples of the batch; embeddings are then all-gathered under DDP.
 
@@ -50,15 +51,6 @@ class RetrievalLoss(nn.Module):
                 f"{cls.__name__}.compares is now called uses_other_samples.", DeprecationWarning, stacklevel=2
             )
             cls.uses_other_samples = vars(cls)["compares"]
-
-    @classmethod
-    def heads_for(cls, make: Callable[..., RetrievalLoss]) -> tuple[str, ...]:
-        """The heads for one configuration of it, asked before there is an encoder.
-
-        Where they depend on the settings, `make(num_classes=…, dim=…)` builds a small one to look at.
-        """
-        del make
-        return cls.heads
 
     def components(self, embeddings: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """The parts of the loss by name; their sum is the loss."""

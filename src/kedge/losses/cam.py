@@ -8,19 +8,21 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from kedge.errors import ConfigError
 from kedge.losses.anchors import AnchorInit, init_anchors
 from kedge.losses.base import RetrievalLoss, check_count, check_labels, check_number, check_switch, in_full_precision
-from kedge.losses.posterior import by_rows, posterior_mean
 from kedge.losses.repeller import minimum_norm, repeller
 
-__all__ = ["CAMLoss", "attractor", "log_loss", "minimum_norm", "nearest", "repeller"]
+__all__ = ["CAMLoss", "attractor", "log_loss", "minimum_norm", "nearest", "posterior_mean", "repeller"]
 
 _POINTS, _DISTANCES = 2048, 2048 * 16384
 """Block sizes of `nearest`: points per block, and point-anchor distances per block."""
 _DENSE = 4096
 """Up to so many classes, a product over all of them replaces a lookup that would be random on a GPU."""
+_ENTRIES = 2**24
+"""Of a matrix of outputs × classes, so many are held at a time (64 MiB in float32)."""
 
 
 def attractor(
@@ -74,6 +76,30 @@ def nearest(points: Tensor, anchors: Tensor) -> Tensor:
     return torch.cat([torch.cdist(block, anchors).argmin(dim=1) for block in torch.split(points, rows)])
 
 
+def posterior_mean(outputs: Tensor, weight: Tensor, bias: Tensor, anchors: Tensor) -> Tensor:
+    """Σ_j p_j c_j with p = softmax(W f + b): the expected anchor, in bounded memory without gradients.
+
+    >>> posterior_mean(torch.zeros(1, 2), torch.eye(2), torch.zeros(2), torch.tensor([[1.0, 0.0], [0.0, 1.0]])).tolist()
+    [[0.5, 0.5]]
+    """
+    rows = max(1, _ENTRIES // len(anchors))
+    parts = torch.split(outputs, rows) if len(outputs) > rows else (outputs,)
+    means = [F.linear(part, weight, bias).softmax(dim=1) @ anchors for part in parts]
+    return torch.cat(means) if len(means) > 1 else means[0]
+
+
+def _by_rows(function: Callable[..., Tensor], rows: tuple[Tensor, ...], classes: int) -> Tensor:
+    """The sum of `function(*block)` over blocks of rows, each computed again for its gradients.
+
+    So that a matrix of rows × classes never exists as a whole; where it is small enough, `function` is called once.
+    """
+    at_once = max(1, _ENTRIES // classes)
+    if len(rows[0]) <= at_once:
+        return function(*rows)
+    blocks = zip(*(torch.split(part, at_once) for part in rows), strict=True)
+    return torch.stack([checkpoint(function, *block, use_reentrant=False) for block in blocks]).sum(dim=0)
+
+
 class CAMLoss(RetrievalLoss):
     """Attractor, repeller and minimum norm over learnable class anchors.
 
@@ -104,7 +130,8 @@ class CAMLoss(RetrievalLoss):
     """
 
     name = "cam"
-    heads: ClassVar[tuple[str, ...]] = ("bounded", "linear", "none")
+    heads = ("bounded", "linear", "none")
+    probe: ClassVar[dict[str, int] | None] = {"num_classes": 2, "dim": 2}
     uses_other_samples: ClassVar[bool] = False
 
     def __init__(
@@ -142,17 +169,12 @@ class CAMLoss(RetrievalLoss):
         # The encoder sees a mean of attractor and log loss, whatever λ is.
         self.encoder_scale = 1 / (1 + discriminate)
         if discriminate:
+            # The classifier reads the features themselves. Not "bounded": that layer starts at zero as the classifier
+            # does, and neither would give the other a gradient.
+            self.heads = ("none", "batchnorm", "linear")
             # The classifier, whose loss counts λ times, learns as fast as that of cross-entropy. The anchors have the
             # same rate, and never learn faster than the encoder.
             self.lr_mult = min(1.0, 1 / discriminate)
-
-    @classmethod
-    def heads_for(cls, make: Callable[..., RetrievalLoss]) -> tuple[str, ...]:
-        """A classifier reads the features themselves; without one, the embedding comes from a bounded linear layer."""
-        small = make(num_classes=2, dim=2)
-        # Not "bounded": that layer starts at zero as the classifier does, and neither would give the other a gradient.
-        reads_features = isinstance(small, CAMLoss) and small.classifier is not None
-        return ("none", "batchnorm", "linear") if reads_features else cls.heads
 
     def components(self, embeddings: Tensor, labels: Tensor, *mixed: Tensor) -> dict[str, Tensor]:
         """`attractor`, `repeller` and `minimum_norm`, zero where switched off; with it, `discriminate`."""
@@ -187,7 +209,7 @@ class CAMLoss(RetrievalLoss):
             parts = attractor(expected, labels, anchors, *mixed), log_loss(logits, labels, *mixed)
             return torch.stack(parts) * len(points)
 
-        pull, log = by_rows(summed, (outputs, labels, *mixed), len(anchors)).unbind()
+        pull, log = _by_rows(summed, (outputs, labels, *mixed), len(anchors)).unbind()
         return {"attractor": pull / len(labels), "discriminate": log * (self.discriminate / len(labels))}
 
     def embed(self, outputs: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ class CrossEntropyLoss(RetrievalLoss):
     """−log softmax(W e + b)_y, mean over the batch; `classifier` holds W and b."""
 
     name = "cross_entropy"
-    heads: ClassVar[tuple[str, ...]] = ("none", "batchnorm", "linear", "bounded")
+    heads = ("none", "batchnorm", "linear", "bounded")
     uses_other_samples: ClassVar[bool] = False
     compiles = True
 

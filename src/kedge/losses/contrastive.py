@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ class ContrastiveLoss(RetrievalLoss):
 
     name = "contrastive"
     # Not the bounded head: it starts at zero, where all distances are zero and none has a gradient.
-    heads: ClassVar[tuple[str, ...]] = ("linear", "none")
+    heads = ("linear", "none")
 
     def __init__(self, margin: float = 1.0, mining: Mining = "online") -> None:
         super().__init__()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -40,7 +40,10 @@ class MetricLearningLoss(RetrievalLoss):
     1.1488
     """
 
-    heads: ClassVar[tuple[str, ...]] = ("unit", "linear", "none")
+    # On the sphere what looks at directions only, as the library's losses do by default. Not on the bounded head, which
+    # starts at zero: that is no direction.
+    heads = ("unit", "linear", "none")
+    probe: ClassVar[dict[str, int] | None] = {"num_classes": 3, "dim": 4}
 
     def __init__(
         self,
@@ -58,23 +61,14 @@ class MetricLearningLoss(RetrievalLoss):
         sizes = {"num_classes": num_classes, "embedding_size": dim, "descriptors_dim": dim}
         self.num_classes = num_classes
         self.loss = _built("losses", loss, arguments or {}, sizes)
+        normalizes = getattr(getattr(self.loss, "distance", None), "normalize_embeddings", True)
+        if loss in _LENGTH_MATTERS or not normalizes:
+            self.heads = ("linear", "none", "unit")
         self.miner = None if miner is None else _built("miners", miner, miner_arguments or {}, {})
         self.name = loss if name is None else name
         # The library's own reducer, but asked here: between the single losses and it, images are mixed.
         self.reducer = self.loss.reducer
         self.loss.reducer = _module("reducers").DoNothingReducer()
-
-    @classmethod
-    def heads_for(cls, make: Callable[..., RetrievalLoss]) -> tuple[str, ...]:
-        """On the sphere what looks at directions only, as the library's losses do by default.
-
-        Not on the bounded head, which starts at zero: that is no direction.
-        """
-        loss = getattr(make(num_classes=3, dim=4), "loss", None)
-        normalizes = getattr(getattr(loss, "distance", None), "normalize_embeddings", True)
-        if type(loss).__name__ in _LENGTH_MATTERS or not normalizes:
-            return "linear", "none", "unit"
-        return cls.heads
 
     def components(self, embeddings: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """`loss`, the only part."""

@@ -1,8 +1,7 @@
 """Features cache: what an encoder made of an image's content, on disk, so that each image is encoded once.
 
-One folder per encoder (backbone, weights and preprocessing; not the head), below `$KEDGE_DATA`. It holds segments that
-are written whole and never changed: SHA-256 of the images' content, their features, and a checksum for each row. Any
-number of processes read and write. What is damaged, or of another encoder, is not used but computed anew.
+One SQLite file per encoder (backbone, weights and preprocessing; not the head), below `$KEDGE_DATA`: features and their
+checksum by the SHA-256 of an image's content. Any number of processes read and write. What is damaged is computed anew.
 `KEDGE_FEATURES=off` turns the cache off.
 """
 
@@ -11,12 +10,12 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import secrets
-import struct
+import sqlite3
+import threading
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from itertools import accumulate, islice
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -30,7 +29,6 @@ from kedge.datasets.digests import known_digests, remember_digests
 from kedge.datasets.download import data_root
 from kedge.errors import DataError, ImageError
 from kedge.images import prefetch, read_image
-from kedge.io import atomic_write
 from kedge.model.inputs import embed_split
 from kedge.model.model import Model, Vectors
 
@@ -40,34 +38,36 @@ if TYPE_CHECKING:
 __all__ = ["FeatureCache", "file_features", "split_embeddings", "split_features", "vectors_of"]
 
 _log = logging.getLogger(__name__)
-_SUFFIX = ".features"
-_HEADER = struct.Struct("<8s32sQQ8x")
-"""Magic, encoder, rows and width. Behind it: digests (rows x 32 bytes), features (float32), CRC-32 of each row."""
-_MAGIC = b"kedgeF1\n"
-_ROWS = 4096
-"""Rows of a full segment."""
-_MAX_SMALL = 8
-"""When a process closes the cache and finds more segments that are not half full, it joins them."""
+_TABLE = "CREATE TABLE IF NOT EXISTS features (digest BLOB PRIMARY KEY, features BLOB, crc INTEGER)"
+_WAIT_SECONDS = 60
+"""For another process that writes."""
 _BATCH = 64
 
 
 class FeatureCache:
-    """Features of one encoder by the SHA-256 of an image's content. Close it, or use it as a context manager."""
+    """Features of one encoder by the SHA-256 of an image's content, for any number of threads. Close it after use.
 
-    def __init__(self, folder: Path | None, encoder: str, width: int) -> None:
-        self.folder, self.encoder, self.width = folder, bytes.fromhex(encoder), width
-        self._new: dict[bytes, np.ndarray] = {}
-        self._places: dict[bytes, tuple[_Segment, int]] = {}
-        for file in sorted(folder.glob(f"*{_SUFFIX}")) if folder is not None and folder.is_dir() else ():
-            self._open(file)
+    Without a `file`, or where it cannot be used (a full disk), it holds nothing.
+    """
+
+    def __init__(self, file: Path | None, width: int) -> None:
+        self.file, self.width = file, width
+        self._lock = threading.RLock()
+        self._database: sqlite3.Connection | None = None
+        if file is not None:
+            with self._guarded():
+                file.parent.mkdir(parents=True, exist_ok=True)
+                self._database = sqlite3.connect(file, timeout=_WAIT_SECONDS, check_same_thread=False)
+                # A kill loses nothing. After a power cut, checksums tell what was not written.
+                self._database.execute("PRAGMA synchronous = OFF")
+                self._database.execute(_TABLE)
 
     @classmethod
     def of(cls, model: Model, *, enabled: bool = True) -> Self:
         """The cache of a model's encoder; not `enabled`, it holds nothing."""
         if not enabled or os.environ.get("KEDGE_FEATURES", "").lower() == "off":
-            return cls(None, "", model.width)
-        encoder = model.encoder_fingerprint
-        return cls(data_root() / "features" / encoder[:16], encoder, model.width)
+            return cls(None, model.width)
+        return cls(data_root() / "features" / f"{model.encoder_fingerprint}.sqlite", model.width)
 
     def __enter__(self) -> Self:
         return self
@@ -75,21 +75,18 @@ class FeatureCache:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __len__(self) -> int:
-        return len(self._places.keys() | self._new.keys())
-
     def find(self, digest: str) -> Tensor | None:
         """The features of an image; None where they are not known."""
-        key = bytes.fromhex(digest)
-        if (row := self._new.get(key)) is not None:
-            return torch.from_numpy(row)
-        if (place := self._places.get(key)) is None:
+        key, row = bytes.fromhex(digest), None
+        with self._guarded():
+            if self._database is not None:
+                row = self._database.execute("SELECT features, crc FROM features WHERE digest = ?", (key,)).fetchone()
+        if row is None:
             return None
-        segment, number = place
-        if (features := segment.read(number)) is None:
-            self._discard(segment)
+        if len(row[0]) != 4 * self.width or _crc(key, row[0]) != row[1]:
+            _log.warning("%s is damaged: some features are computed anew.", self.file)
             return None
-        return torch.from_numpy(features)
+        return torch.from_numpy(np.frombuffer(row[0], "<f4").astype(np.float32))
 
     def get(self, digests: Sequence[str | None]) -> tuple[Tensor, list[int]]:
         """Features of N images, N x width, and the rows whose features are not known."""
@@ -102,95 +99,38 @@ class FeatureCache:
         return features, missing
 
     def put(self, digests: Sequence[str], features: Tensor) -> None:
-        """Keep the features of images; they are on disk after `flush` or `close`."""
-        if self.folder is None:
-            return
-        rows = np.ascontiguousarray(features.detach().cpu().float().numpy())
-        self._new |= {bytes.fromhex(digest): row for digest, row in zip(digests, rows, strict=True)}
-        if len(self._new) >= _ROWS:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write what is new; where that fails, as on a full disk, go on without."""
-        new, self._new = self._new, {}
-        if new and self.folder is not None:
-            self._write(new)
+        """Keep the features of images."""
+        keys = [bytes.fromhex(digest) for digest in digests]
+        values = [row.tobytes() for row in features.detach().cpu().numpy().astype("<f4")]
+        rows = [(key, value, _crc(key, value)) for key, value in zip(keys, values, strict=True)]
+        with self._guarded():
+            if self._database is not None:
+                with self._database:
+                    self._database.executemany("INSERT OR REPLACE INTO features VALUES (?, ?, ?)", rows)
 
     def close(self) -> None:
-        """Write what is new, and join small segments."""
-        self.flush()
-        segments = {id(segment): segment for segment, _ in self._places.values()}.values()
-        small = [segment for segment in segments if len(segment.digests) < _ROWS // 2]
-        if len(small) <= _MAX_SMALL:
-            return
-        rows = ((s.digests[n].tobytes(), s.read(n)) for s in small for n in range(len(s.digests)))
-        joined = iter({key: features for key, features in rows if features is not None}.items())
-        if all(self._write(part) for part in iter(lambda: dict(islice(joined, _ROWS)), {})):
-            for segment in small:
-                with suppress(OSError):
-                    segment.file.unlink(missing_ok=True)
+        """Close the file."""
+        with self._lock:
+            if self._database is not None:
+                self._database.close()
+            self._database = None
 
-    def _write(self, rows: Mapping[bytes, np.ndarray]) -> bool:
-        assert self.folder is not None
-        digests = np.frombuffer(b"".join(rows), np.uint8).reshape(-1, 32)
-        features = np.stack(list(rows.values())).astype("<f4", copy=False)
-        checks = np.array([_crc(*row) for row in zip(digests, features, strict=True)], "<u4")
-        file = self.folder / f"{secrets.token_hex(8)}{_SUFFIX}"
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with atomic_write(file) as stream:
-                stream.write(_HEADER.pack(_MAGIC, self.encoder, len(digests), self.width))
-                for part in (digests, features, checks):
-                    stream.write(part.data)
-        except OSError as error:
-            _log.warning("Features are not cached in %s (%s).", self.folder, error.strerror or error)
-            self.folder = None
-            return False
-        self._open(file)
-        return True
-
-    def _open(self, file: Path) -> None:
-        try:
-            segment = _Segment(file, self.encoder, self.width)
-        except (OSError, ValueError) as error:
-            _log.warning("%s is not used: %s.", file, error)
-            return
-        self._places |= {key.tobytes(): (segment, row) for row, key in enumerate(segment.digests)}
-
-    def _discard(self, segment: _Segment) -> None:
-        """Forget a damaged segment, and remove it: its features are computed anew."""
-        _log.warning("%s is damaged: its features are computed anew.", segment.file)
-        self._places = {key: place for key, place in self._places.items() if place[0] is not segment}
-        with suppress(OSError):
-            segment.file.unlink(missing_ok=True)
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """One thread at a time; what fails is the end of the cache, and a damaged file makes room for a new one."""
+        with self._lock:
+            try:
+                yield
+            except (OSError, sqlite3.Error) as error:
+                _log.warning("Features are not cached in %s (%s).", self.file, error)
+                self.close()
+                if type(error) is sqlite3.DatabaseError and self.file is not None:  # malformed: others are subclasses
+                    for file in (self.file, self.file.with_name(f"{self.file.name}-journal")):
+                        file.unlink(missing_ok=True)
 
 
-class _Segment:
-    """A memory-mapped file of features."""
-
-    def __init__(self, file: Path, encoder: bytes, width: int) -> None:
-        self.file = file
-        data = np.memmap(file, np.uint8, "r")
-        if len(data) < _HEADER.size:
-            raise ValueError("it is cut off")
-        magic, owner, rows, columns = _HEADER.unpack(data[: _HEADER.size].tobytes())
-        if (magic, owner, columns) != (_MAGIC, encoder, width):
-            raise ValueError("it holds no features of this encoder")
-        first, second, third, end = accumulate((_HEADER.size, 32 * rows, 4 * width * rows, 4 * rows))
-        if len(data) != end:
-            raise ValueError("it is cut off")
-        self.digests = data[first:second].reshape(rows, 32)
-        self._features = data[second:third].view("<f4").reshape(rows, width)
-        self._checks = data[third:].view("<u4")
-
-    def read(self, row: int) -> np.ndarray | None:
-        """A copy of a row's features; None where they are damaged."""
-        features = np.array(self._features[row], np.float32)
-        return features if _crc(self.digests[row], features) == self._checks[row] else None
-
-
-def _crc(digest: np.ndarray, features: np.ndarray) -> int:
-    return zlib.crc32(features.data, zlib.crc32(digest.tobytes()))
+def _crc(digest: bytes, features: bytes) -> int:
+    return zlib.crc32(features, zlib.crc32(digest))
 
 
 # ---------------------------------------------------------------------- with a model

@@ -19,11 +19,12 @@ from kedge.errors import ConfigError, DownloadError, KedgeError, ModelError, Ser
 from kedge.model.io import DESCRIPTION, WEIGHTS, is_model
 
 if TYPE_CHECKING:
+    import torch
     from huggingface_hub import EvalResult
 
     from kedge.model.model import Model
 
-__all__ = ["fetch_model", "push_to_hub", "save_pretrained"]
+__all__ = ["from_pretrained", "push_to_hub", "save_pretrained"]
 
 _MODEL = (WEIGHTS, DESCRIPTION)
 """In this order: a description never stands beside weights that are older than it says."""
@@ -66,25 +67,27 @@ def save_pretrained(
         raise ModelError(f"model {target} could not be saved ({error.strerror or error}).") from error
 
 
-def fetch_model(
-    name: str | Path,
+def from_pretrained(
+    cls: type[Model],
+    name_or_path: str | Path,
     *,
     revision: str | None = None,
     cache_dir: str | Path | None = None,
     token: str | bool | None = None,
-) -> Path:
-    """A model's folder: the local one called `name` or, where there is none, `user/repo` of the Hub in its cache."""
-    local = Path(name).expanduser()
-    if isinstance(name, Path) or local.exists() or not _REPO_ID.fullmatch(name):
-        return local
-    import huggingface_hub as hub
+    device: str | torch.device = "auto",
+    engine: str | None = None,
+) -> Model:
+    """Open a model folder or ``user/repo`` of the Hugging Face Hub, of which only the model is fetched, once."""
+    folder = Path(name_or_path).expanduser()
+    if isinstance(name_or_path, str) and not folder.exists() and _REPO_ID.fullmatch(name_or_path):
+        import huggingface_hub as hub
 
-    options: dict[str, Any] = {"revision": revision, "cache_dir": cache_dir, "token": token}
-    with _hub_errors(DownloadError, f"there is no folder {name} here, and as a model of the Hub it"):
-        folder = Path(hub.snapshot_download(name, allow_patterns=list(_MODEL), **options))
-    if not (folder / DESCRIPTION).is_file():
-        raise ModelError(f"{name} on the Hugging Face Hub is no Kedge model: it holds no {DESCRIPTION}.")
-    return folder
+        options: dict[str, Any] = {"revision": revision, "cache_dir": cache_dir, "token": token}
+        with _hub_errors(DownloadError, f"there is no folder {name_or_path} here, and as a model of the Hub it"):
+            folder = Path(hub.snapshot_download(name_or_path, allow_patterns=list(_MODEL), **options))
+        if not (folder / DESCRIPTION).is_file():
+            raise ModelError(f"{name_or_path} on the Hugging Face Hub is no Kedge model: it holds no {DESCRIPTION}.")
+    return cls.load(folder, device, engine)
 
 
 def push_to_hub(

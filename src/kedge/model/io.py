@@ -11,25 +11,38 @@ import hashlib
 import json
 import os
 import shutil
+import threading
 import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import metadata
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import safetensors
 import safetensors.torch
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as hooks
 
+from kedge.encoders import Encoder
+from kedge.encoders.pretrained import misfits
 from kedge.errors import ModelError
 from kedge.io import atomic_write
 
-__all__ = ["described", "is_model", "kedge_version", "read_description", "read_weights", "write_folder"]
+__all__ = ["check_shapes", "is_model", "kedge_version", "read_description", "read_weights", "write_folder"]
 
 FORMAT = 2
 """2: the description may say `posterior` or `normalize`, which an older reader would not apply."""
 KIND = "kedge-model"
 DESCRIPTION = "model.json"
 WEIGHTS = "weights.safetensors"
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+_SPARE_TENSORS, _SPARE_NUMBERS = 1000, 2**24
+"""Beyond twice what the file holds: classifiers and poolers that are built and cut off."""
 
 
 def write_folder(path: str | Path, description: dict[str, Any], tensors: dict[str, Tensor]) -> None:
@@ -71,14 +84,6 @@ def read_description(path: str | Path) -> tuple[Path, dict[str, Any]]:
     )
 
 
-def described(path: str | Path) -> dict[str, Any] | None:
-    """What a model's folder says of itself, or that of the one inside a run folder; None where there is no model."""
-    try:
-        return read_description(path)[1]
-    except ModelError:
-        return None
-
-
 def is_model(folder: Path) -> bool:
     """Whether a folder has the description of a Kedge model."""
     try:
@@ -118,6 +123,46 @@ def read_weights(folder: Path, description: dict[str, Any]) -> dict[str, Tensor]
         return safetensors.torch.load(weights)
     except (safetensors.SafetensorError, ValueError, KeyError) as error:
         raise _damaged(file, f" ({error})") from error
+
+
+def check_shapes(spec: Mapping[str, Any], shapes: Shapes) -> None:
+    """Raise a ValueError unless `shapes`, by their names in the encoder, are those of the encoder in `spec`.
+
+    A few bytes of `model.json` can describe a network of any size, so it is built on torch's meta device, where tensors
+    have shapes and no numbers, and only as far as the file with the weights has tensors to fill it.
+    """
+    with torch.device("meta"), _bounded(shapes):
+        expected = {name: tuple(tensor.shape) for name, tensor in Encoder.from_spec(spec).state_dict().items()}
+    if problems := misfits(expected, shapes):
+        raise ValueError(f"its weights file {problems}")
+
+
+@contextmanager
+def _bounded(shapes: Shapes) -> Iterator[None]:
+    """Stop building a network that has far more tensors, or larger ones, than there are weights for."""
+    tensors = 2 * len(shapes) + _SPARE_TENSORS
+    numbers = 2 * sum(prod(shape) for shape in shapes.values()) + _SPARE_NUMBERS
+    thread = threading.get_ident()
+
+    def count(network: nn.Module, name: str, tensor: Tensor | None) -> None:
+        nonlocal tensors, numbers
+        del network, name
+        if tensor is None or threading.get_ident() != thread:
+            return
+        tensors -= 1
+        numbers -= tensor.numel()
+        if tensors < 0 or numbers < 0:
+            raise ValueError("its description is of a far larger network than its weights are")
+
+    handles = [
+        hooks.register_module_parameter_registration_hook(count),
+        hooks.register_module_buffer_registration_hook(count),
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _read(file: Path) -> bytes:

@@ -20,13 +20,12 @@ from kedge.encoders.backbones import TIMM
 from kedge.encoders.transformers import HF
 from kedge.errors import ConfigError, ModelError
 from kedge.images import Preprocessing
-from kedge.losses.posterior import posterior_mean
+from kedge.losses.cam import posterior_mean
 from kedge.model import hub
 from kedge.model.calibration import Calibration
 from kedge.model.inference import Inference
 from kedge.model.inputs import ImageInput, pixel_batches, shape_text
-from kedge.model.io import described, read_description, read_weights, write_folder
-from kedge.model.shapes import check_shapes
+from kedge.model.io import check_shapes, read_description, read_weights, write_folder
 
 __all__ = ["Model", "Prediction", "Vectors"]
 
@@ -303,10 +302,7 @@ class Model:
         name = DEFAULT_ENCODER if name == "auto" else name
         if not name.startswith((TIMM, HF)):
             raise ConfigError(f"name must be auto, {TIMM}<model> or {HF}<model>; found {name!r}.")
-        stored = described(weights)
-        preprocessing = (
-            pretrained_preprocessing(name) if stored is None else Preprocessing.from_json(stored["preprocessing"])
-        )
+        preprocessing = pretrained_preprocessing(name, weights)
         encoder = build_encoder(name, head="none", weights=weights, image_size=preprocessing.size)
         return cls(
             encoder.eval(), anchors=None, classes=(), preprocessing=preprocessing, loss="none", normalize=True
@@ -351,21 +347,8 @@ class Model:
     push_to_hub = hub.push_to_hub
     """Upload the model and its card to the Hugging Face Hub as ``user/repo``, in one commit; returns its address."""
 
-    @classmethod
-    def from_pretrained(
-        cls,
-        name_or_path: str | Path,
-        *,
-        revision: str | None = None,
-        cache_dir: str | Path | None = None,
-        token: str | bool | None = None,
-        device: str | torch.device = "auto",
-        engine: str | None = None,
-    ) -> Self:
-        """Open a model folder or ``user/repo`` of the Hugging Face Hub, of which only the model is fetched, once."""
-        return cls.load(
-            hub.fetch_model(name_or_path, revision=revision, cache_dir=cache_dir, token=token), device, engine
-        )
+    from_pretrained = classmethod(hub.from_pretrained)
+    """Open a model folder or ``user/repo`` of the Hugging Face Hub, of which only the model is fetched, once."""
 
     def _tensors(self) -> dict[str, Tensor]:
         tensors = {f"encoder.{name}": tensor for name, tensor in self.encoder.state_dict().items()}

@@ -17,9 +17,7 @@ from kedge.encoders import DEFAULT_ENCODER, fetch_weights, pretrained_preprocess
 from kedge.encoders.pretrained import default_encoder_note
 from kedge.encoders.transformers import HF
 from kedge.errors import ConfigError, DataError, WeightsError
-from kedge.images import Preprocessing
 from kedge.model import Model
-from kedge.model.io import described
 from kedge.training.run import start_run
 
 __all__ = ["overrides_for", "train"]
@@ -112,7 +110,7 @@ def _choose(dataset: Sequence[str], overrides: Sequence[str]) -> dict[str, str]:
             weights = "null"
     if weights != "null":
         # Images as the weights were trained with, where they say so.
-        preprocessing = _stored_preprocessing(weights) or pretrained_preprocessing(name)
+        preprocessing = pretrained_preprocessing(name, weights)
         if preprocessing.size not in (None, _DEFAULT_SIZE):
             chosen |= {"dataset.size": str(preprocessing.size), "recipe.size": str(preprocessing.size)}
         if preprocessing.crop_pct != 1:
@@ -124,12 +122,6 @@ def _choose(dataset: Sequence[str], overrides: Sequence[str]) -> dict[str, str]:
         chosen |= {"encoder.weights": "null", "recipe": "kedge"}
         chosen |= {"recipe.batch_size": "64", "recipe.optimizer.lr": "0.1"}
     return {key: value for key, value in chosen.items() if key not in named}
-
-
-def _stored_preprocessing(weights: str | None) -> Preprocessing | None:
-    """The preprocessing of weights that are a model or a run of one's own."""
-    model = None if weights is None else described(weights)
-    return None if model is None else Preprocessing.from_json(model["preprocessing"])
 
 
 def _by_key(overrides: Sequence[str]) -> dict[str, str]:

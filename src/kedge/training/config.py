@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
+import operator
 import warnings
 from dataclasses import dataclass, field, is_dataclass
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from omegaconf import OmegaConf
 
@@ -34,24 +34,15 @@ _MIN_VALIDATIONS = 15
 _TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a word", type(None): "null"}
 
 
-class Bounds(NamedTuple):
-    """The range of a number, in `Annotated`."""
+_LIMITS = {"at least": operator.ge, "above": operator.gt, "below": operator.lt}
+"""What the limits of a number in `Annotated` are called."""
 
-    least: float = -math.inf
-    above: float = -math.inf
-    below: float = math.inf
-
-    def __str__(self) -> str:
-        limits = zip(("at least", "above", "below"), self, strict=True)
-        return " and ".join(f"{word} {bound:g}" for word, bound in limits if math.isfinite(bound))
-
-
-Positive = Annotated[float, Bounds(above=0)]
-NonNegative = Annotated[float, Bounds(least=0)]
-Share = Annotated[float, Bounds(least=0, below=1)]
-InnerShare = Annotated[float, Bounds(above=0, below=1)]
-Count = Annotated[int, Bounds(least=1)]
-Index = Annotated[int, Bounds(least=0)]
+Positive = Annotated[float, ("above", 0)]
+NonNegative = Annotated[float, ("at least", 0)]
+Share = Annotated[float, ("at least", 0), ("below", 1)]
+InnerShare = Annotated[float, ("above", 0), ("below", 1)]
+Count = Annotated[int, ("at least", 1)]
+Index = Annotated[int, ("at least", 0)]
 
 
 @dataclass(frozen=True)
@@ -91,7 +82,7 @@ class Recipe:
 
     name: str = "kedge"
     epochs: Count = 100
-    batch_size: Annotated[int, Bounds(least=2)] = 512  # batch normalisation has no statistics of a single image
+    batch_size: Annotated[int, ("at least", 2)] = 512  # batch normalisation has no statistics of a single image
     freeze: bool = False
     optimizer: Optimizer = field(default_factory=Optimizer)
     backbone_lr_mult: Positive = 1.0
@@ -184,7 +175,7 @@ class Loggers:
 class Settings:
     """The whole configuration but dataset, encoder and loss."""
 
-    seed: Annotated[int, Bounds(least=0, below=2**32)] = 0
+    seed: Annotated[int, ("at least", 0), ("below", 2**32)] = 0
     recipe: Recipe = field(default_factory=Recipe)
     split: Split = field(default_factory=Split)
     trainer: Trainer = field(default_factory=Trainer)
@@ -255,8 +246,9 @@ def _typed(kind: Any, value: Any, name: str) -> Any:
     option = by_type[type(value)]
     if get_origin(option) is Literal and value not in get_args(option):
         raise ConfigError(f"{name} must be one of {', '.join(get_args(option))}, found {value!r}.")
-    if get_origin(option) is Annotated:
-        bounds = option.__metadata__[0]
-        if not (bounds.least <= value < bounds.below and value > bounds.above):  # also where it is NaN
-            raise ConfigError(f"{name} must be {bounds}, found {value}.")
+    limits = option.__metadata__ if get_origin(option) is Annotated else ()
+    if not all(_LIMITS[word](value, bound) for word, bound in limits):  # also where it is NaN
+        raise ConfigError(
+            f"{name} must be {' and '.join(f'{word} {bound:g}' for word, bound in limits)}, found {value}."
+        )
     return value

@@ -9,10 +9,10 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from omegaconf import OmegaConf
 from rich.console import Console
@@ -24,13 +24,12 @@ from kedge.distributed import is_rank_zero
 from kedge.encoders.network import reach
 from kedge.errors import ConfigError
 from kedge.io import atomic_write
-from kedge.training.config import Loggers, MLflow, WandB
+from kedge.training.config import CSV, Loggers, MLflow, TensorBoard, WandB
 
 __all__ = ["History", "MetricsLogger", "TrainingProgress", "check_loggers", "open_loggers"]
 
 _IDS = "loggers.json"
 """The file in a run's folder with the ids under which loggers know the run, so that a resumed run continues there."""
-_REACH_SECONDS = 5.0
 
 
 class History:
@@ -106,17 +105,20 @@ class TrainingProgress:
             self.console.print(f"{description}  {numbers}")
 
 
-class MetricsLogger(Protocol):
+class MetricsLogger:
     """What the training loop calls. A step is an epoch, counted from 1."""
 
+    run_id = ""
+    """Under which the logger knows the run."""
+
     def log_hyperparams(self, params: dict[str, Any]) -> None:
-        """Log the run's configuration."""
+        """Log the configuration of a new run."""
 
     def log_metrics(self, metrics: dict[str, float], step: int) -> None:
         """Log the metrics of an epoch."""
 
-    def finalize(self, status: str) -> None:
-        """Close the logger of a run that ended with `status`: success or failed."""
+    def finalize(self, *, success: bool) -> None:
+        """Close the logger."""
 
 
 def check_loggers(loggers: Loggers) -> None:
@@ -127,8 +129,8 @@ def check_loggers(loggers: Loggers) -> None:
             raise missing_extra(name, extra=name, purpose=f"logger={name}")
     if loggers.wandb is not None and _is_online(loggers.wandb):
         _check_server("wandb", _wandb_address(), "use logger.wandb.mode=offline and send the run later with wandb sync")
-    if loggers.mlflow is not None and _mlflow_address(loggers.mlflow).startswith("http"):
-        _check_server("mlflow", _mlflow_address(loggers.mlflow), "start it, or check logger.mlflow.tracking_uri")
+    if loggers.mlflow is not None and (address := _mlflow_address(loggers.mlflow)).startswith("http"):
+        _check_server("mlflow", address, "start it, or check logger.mlflow.tracking_uri")
 
 
 def open_loggers(loggers: Loggers, folder: Path) -> list[MetricsLogger]:
@@ -136,15 +138,14 @@ def open_loggers(loggers: Loggers, folder: Path) -> list[MetricsLogger]:
 
     A resumed run continues in the same W&B or MLflow run.
     """
-    check_loggers(loggers)
     ids: dict[str, str] = json.loads((folder / _IDS).read_text()) if (folder / _IDS).exists() else {}
     opened: list[MetricsLogger] = []
-    for name in ("tensorboard", "wandb", "mlflow", "csv"):
+    for name, kind in _LOGGERS.items():
         options = getattr(loggers, name)
         if options is None or (name == "tensorboard" and find_spec(name) is None):
             continue
         try:
-            logger, run_id = _open_logger(name, options, folder, ids.get(name))
+            logger = kind(options, folder, ids.get(name))
             if name not in ids:
                 config: Any = OmegaConf.to_container(OmegaConf.load(folder / CONFIG), resolve=True)
                 logger.log_hyperparams({group: values for group, values in config.items() if group != "logger"})
@@ -154,150 +155,118 @@ def open_loggers(loggers: Loggers, folder: Path) -> list[MetricsLogger]:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise ConfigError(f"logger={name} cannot be opened: {reason}") from error
         opened.append(logger)
-        ids[name] = run_id
+        ids[name] = logger.run_id
     if ids:
         with atomic_write(folder / _IDS) as stream:
             stream.write((json.dumps(ids) + "\n").encode())
     return opened
 
 
-def _open_logger(name: str, options: Any, folder: Path, run_id: str | None) -> tuple[MetricsLogger, str]:
-    """The logger, and the id under which it knows the run."""
-    if name == "tensorboard":
-        return _TensorBoard(folder / name), name
-    if name == "csv":
-        return _CSVTable(folder / "csv" / "metrics.csv"), name
-    return (_WandbRun if name == "wandb" else _MLflowRun).open(options, folder, run_id)
-
-
-class _TensorBoard:
+class _TensorBoard(MetricsLogger):
     """Event files for TensorBoard, with the run's configuration as text."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, _: TensorBoard, folder: Path, __: str | None) -> None:
         from torch.utils.tensorboard.writer import SummaryWriter
 
-        self.writer: Any = SummaryWriter(folder)
+        self.writer: Any = SummaryWriter(folder / "tensorboard")
 
     def log_hyperparams(self, params: dict[str, Any]) -> None:
-        """As a text."""
         self.writer.add_text("config", f"```yaml\n{OmegaConf.to_yaml(params)}```")
 
     def log_metrics(self, metrics: dict[str, float], step: int) -> None:
-        """A chart for each."""
         for name, value in metrics.items():
             self.writer.add_scalar(name, value, step)
         self.writer.flush()
 
-    def finalize(self, status: str) -> None:  # noqa: ARG002
-        """Close the file."""
+    def finalize(self, *, success: bool) -> None:  # noqa: ARG002
         self.writer.close()
 
 
-class _CSVTable(History):
-    """csv/metrics.csv, which a resumed run continues."""
+class _CSVTable(MetricsLogger):
+    """csv/metrics.csv, which a resumed run continues; its config.yaml has the hyperparameters."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        path.parent.mkdir(exist_ok=True)
-        if path.is_file():
-            with path.open(newline="") as stream:
-                self.rows = list(csv.DictReader(stream))
+    def __init__(self, _: CSV, folder: Path, __: str | None) -> None:
+        self.table = History(folder / "csv" / "metrics.csv")
+        self.table.path.parent.mkdir(exist_ok=True)
+        if self.table.path.is_file():
+            with self.table.path.open(newline="") as stream:
+                self.table.rows = list(csv.DictReader(stream))
 
     def log_metrics(self, metrics: dict[str, float], step: int) -> None:
-        """Write the table with one more row."""
-        self.rows = [row for row in self.rows if int(row["step"]) < step]
-        self.append({"step": step} | metrics)
-
-    def log_hyperparams(self, params: dict[str, Any]) -> None:
-        """The run's config.yaml has them."""
-
-    def finalize(self, status: str) -> None:
-        """Nothing is left to write."""
+        self.table.rows = [row for row in self.table.rows if int(row["step"]) < step]
+        self.table.append({"step": step} | metrics)
 
 
-class _WandbRun:
+class _WandbRun(MetricsLogger):
     """A run of Weights & Biases that ends with training: the next one of this process, as in a sweep, is another."""
 
-    def __init__(self, run: Any) -> None:
-        self.run = run
-        run.define_metric("epoch")
-        run.define_metric("*", step_metric="epoch", step_sync=True)
-
-    @classmethod
-    def open(cls, options: WandB, folder: Path, run_id: str | None) -> tuple[_WandbRun, str]:
-        """A new run, or the one called `run_id` again."""
+    def __init__(self, options: WandB, folder: Path, run_id: str | None) -> None:
         import wandb
 
-        run_id = run_id or secrets.token_hex(4)
-        run = wandb.init(
+        self.run_id = run_id or secrets.token_hex(4)
+        self.run: Any = wandb.init(
             project=options.project,
             name=options.name or folder.resolve().name,
             entity=options.entity,
             group=options.group,
             mode=options.mode,
             dir=folder,
-            id=run_id,
+            id=self.run_id,
             resume="allow" if _is_online(options) else None,
             reinit="create_new",  # the caller may have a run of their own
             settings=wandb.Settings(console="off", quiet=True),
         )
-        return cls(run), run_id
+        # The epoch is the axis of all charts.
+        self.run.define_metric("epoch")
+        self.run.define_metric("*", step_metric="epoch", step_sync=True)
 
     def log_hyperparams(self, params: dict[str, Any]) -> None:
-        """As the run's config."""
         self.run.config.update(params, allow_val_change=True)
 
     def log_metrics(self, metrics: dict[str, float], step: int) -> None:
-        """With the epoch as the axis of all charts."""
         self.run.log({**metrics, "epoch": step})
 
-    def finalize(self, status: str) -> None:
-        """Close the run."""
-        self.run.finish(exit_code=0 if status == "success" else 1)
+    def finalize(self, *, success: bool) -> None:
+        self.run.finish(exit_code=0 if success else 1)
 
 
-class _MLflowRun:
+class _MLflowRun(MetricsLogger):
     """A run of MLflow, in an experiment that is made where it is missing."""
 
-    def __init__(self, client: Any, run_id: str) -> None:
-        self.client, self.run_id = client, run_id
-
-    @classmethod
-    def open(cls, options: MLflow, folder: Path, run_id: str | None) -> tuple[_MLflowRun, str]:
-        """A new run, or the one called `run_id` again."""
+    def __init__(self, options: MLflow, folder: Path, run_id: str | None) -> None:
         from mlflow import MlflowClient
 
         logging.getLogger("mlflow.store.db").setLevel(logging.WARNING)  # that something is made where nothing was
-        client = MlflowClient(_mlflow_address(options))
+        self.client = client = MlflowClient(_mlflow_address(options))
         if run_id is not None:
             client.update_run(run_id, status="RUNNING")
-            return cls(client, run_id), run_id
-        experiment = client.get_experiment_by_name(options.experiment)
-        experiment_id = client.create_experiment(options.experiment) if experiment is None else experiment.experiment_id
-        run = client.create_run(experiment_id, run_name=options.name or folder.resolve().name)
-        return cls(client, run.info.run_id), run.info.run_id
+        else:
+            found = client.get_experiment_by_name(options.experiment)
+            experiment_id = client.create_experiment(options.experiment) if found is None else found.experiment_id
+            run_id = client.create_run(experiment_id, run_name=options.name or folder.resolve().name).info.run_id
+        self.run_id = run_id
 
     def log_hyperparams(self, params: dict[str, Any]) -> None:
         """As the run's parameters, such as recipe/epochs."""
-        for name, value in _flatten(params):
-            self.client.log_param(self.run_id, name, str(value)[:250])  # longer ones are refused
+        import pandas
+
+        for name, value in pandas.json_normalize(params, sep="/").iloc[0].items():
+            self.client.log_param(self.run_id, str(name), str(value)[:250])  # longer ones are refused
 
     def log_metrics(self, metrics: dict[str, float], step: int) -> None:
-        """As the run's metrics."""
         for name, value in metrics.items():
             self.client.log_metric(self.run_id, name, value, step=step)
 
-    def finalize(self, status: str) -> None:
-        """Close the run."""
-        self.client.set_terminated(self.run_id, "FINISHED" if status == "success" else "FAILED")
+    def finalize(self, *, success: bool) -> None:
+        self.client.set_terminated(self.run_id, "FINISHED" if success else "FAILED")
 
 
-def _flatten(params: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in params.items():
-        if isinstance(value, dict) and value:
-            yield from _flatten(value, f"{prefix}{name}/")
-        else:
-            yield prefix + name, value
+_LOGGERS: dict[str, Callable[[Any, Path, str | None], MetricsLogger]] = {
+    "tensorboard": _TensorBoard,
+    "wandb": _WandbRun,
+    "mlflow": _MLflowRun,
+    "csv": _CSVTable,
+}
 
 
 def _is_online(options: WandB) -> bool:
@@ -320,7 +289,7 @@ def _mlflow_address(options: MLflow) -> str:
 
 def _check_server(name: str, address: str, advice: str) -> None:
     try:
-        reach(address, _REACH_SECONDS)
+        reach(address)
     except Exception as error:
         reason = str(error) or type(error).__name__
         raise ConfigError(f"logger={name}: {address} does not answer ({reason}); {advice}.") from error

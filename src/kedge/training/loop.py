@@ -23,12 +23,10 @@ from kedge.losses.base import in_full_precision
 from kedge.metrics import rank_relevant
 from kedge.training.checkpoint import ModelCheckpoint, handle_signals, interrupted, load_checkpoint
 from kedge.training.config import Settings
-from kedge.training.data import Batch, TrainingData
+from kedge.training.data import Batch, TrainingData, derive_seed
 from kedge.training.loggers import History, MetricsLogger, TrainingProgress
-from kedge.training.optimizer import build_optimizer, build_scheduler
+from kedge.training.optimizer import EMA, SAM, build_optimizer, build_scheduler
 from kedge.training.parallel import Accelerator, average_batch_statistics
-from kedge.training.rng import derive_seed
-from kedge.training.sam_ema import EMA, SAM
 from kedge.training.step import Draws, EpochMeans, Outcome, Step
 
 __all__ = ["TrainingLoop"]
@@ -56,6 +54,7 @@ class TrainingLoop:
     ) -> None:
         self.step, self.data, self.settings, self.recipe = step, data, settings, settings.recipe
         self.accelerator, self.layout, self.folder, self.loggers = accelerator, accelerator.layout, folder, loggers
+        self.scaler = accelerator.scaler
         self.predicts_classes = type(step.loss).predict is not RetrievalLoss.predict
         self.target = "train/loss"
         """The metric that a plateau schedule watches."""
@@ -103,7 +102,7 @@ class TrainingLoop:
         if self.ema is not None:
             self.ema.load_state_dict(state["ema"])
         if state.get("precision"):
-            self.accelerator.scaler.load_state_dict(state["precision"])
+            self.scaler.load_state_dict(state["precision"])
         self.history.rows = state["history"]
         self.checkpoint.best, self.checkpoint.epochs_saved = state["best"], self.epoch
 
@@ -114,7 +113,7 @@ class TrainingLoop:
             "optimizer_states": [self.optimizer.state_dict()],
             "lr_schedulers": [] if self.scheduler is None else [self.scheduler.state_dict()],
             "ema": None if self.ema is None else self.ema.state_dict(),
-            "precision": self.accelerator.scaler.state_dict(),
+            "precision": self.scaler.state_dict(),
             "history": self.history.rows,
         }
 
@@ -122,7 +121,7 @@ class TrainingLoop:
 
     def fit(self) -> None:
         """Train the epochs that are left; SIGINT and SIGTERM raise `Interrupted`."""
-        status = "failed"
+        success = False
         try:
             self.progress.start(self.global_step)
             with handle_signals(self.stop):
@@ -133,7 +132,7 @@ class TrainingLoop:
                     self.train_epoch()
                     is_due = self.data.held_out is not None and (epoch + 1) % self.settings.validate_every == 0
                     self.on_epoch_end(self.validate() if is_due else {})
-            status = "success"
+            success = True
         except (KeyboardInterrupt, RuntimeError) as error:
             # A RuntimeError where another rank received the signal first, and is gone.
             if self.stop.is_set() or isinstance(error, KeyboardInterrupt):
@@ -142,7 +141,7 @@ class TrainingLoop:
         finally:
             self.progress.stop()
             for logger in self.loggers:
-                logger.finalize(status)
+                logger.finalize(success=success)
 
     def on_epoch_start(self) -> None:
         """Seed every RNG from seed and epoch alone, so that a resumed run repeats the epoch."""
@@ -173,7 +172,7 @@ class TrainingLoop:
             is_last = turn == accumulate - 1
             with contextlib.nullcontext() if is_last else self.accelerator.no_sync(self.model):
                 loss = self.forward(inputs, labels, draws)
-                self.accelerator.backward(loss * self.backbone_lr_mult / accumulate)
+                torch.autograd.backward(self.scaler.scale(loss * self.backbone_lr_mult / accumulate))
             self.sam.restore()
             if is_last:
                 self.optimizer_step()
@@ -200,7 +199,8 @@ class TrainingLoop:
         """Update weights, rate and average."""
         if self.layout.processes > 1:
             average_batch_statistics(self.step.network)
-        self.accelerator.step(self.optimizer)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         self.global_step += 1
         if isinstance(self.scheduler, OneCycleLR):

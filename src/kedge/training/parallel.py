@@ -146,6 +146,7 @@ class Accelerator:
         self.device = torch.device("cuda", torch.cuda.current_device()) if device.type == "cuda" else device
         self._dtype = _AUTOCAST.get(precision_on(device, settings.trainer.precision))
         self.scaler = torch.amp.GradScaler(device.type, enabled=self._dtype is torch.float16)
+        """Scales up what float16 would round to zero; with other precisions it does nothing."""
 
     def autocast(self) -> torch.autocast:
         """The context of a forward pass."""
@@ -171,15 +172,6 @@ class Accelerator:
     def no_sync(self, module: nn.Module) -> AbstractContextManager[None]:
         """Gradients stay on their rank meanwhile, and add up there."""
         return module.no_sync() if isinstance(module, DistributedDataParallel) else nullcontext()
-
-    def backward(self, loss: Tensor) -> None:
-        """Scale up what float16 would round to zero."""
-        torch.autograd.backward(self.scaler.scale(loss))
-
-    def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Follow the gradients, unless they were scaled beyond their range."""
-        self.scaler.step(optimizer)
-        self.scaler.update()
 
 
 def average_batch_statistics(network: nn.Module) -> None:

@@ -8,7 +8,7 @@ import json
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,24 +23,16 @@ from kedge.console import stderr
 from kedge.datasets import Dataset, leave_classes_out, train_val_split
 from kedge.distributed import broadcast_object, init_process_group, is_rank_zero, is_torchrun, rank_zero_first
 from kedge.encoders import Encoder, pretrained_cfg
+from kedge.encoders.pretrained import stored_preprocessing
 from kedge.errors import ConfigError, DataError
 from kedge.images import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from kedge.losses import RetrievalLoss
 from kedge.model import Model, embed_split
 from kedge.model.features import file_features
-from kedge.model.io import described
 from kedge.training.checkpoint import BEST, KEPT, LAST, wrap_os_errors
 from kedge.training.config import Settings
-from kedge.training.data import (
-    DeviceDataset,
-    Examples,
-    TrainingData,
-    cached_features,
-    class_means,
-    feature_model,
-    fits_on,
-)
-from kedge.training.gain import calibrate, measure_gain
+from kedge.training.data import DeviceDataset, Examples, TrainingData, fits_on
+from kedge.training.frozen import calibrate, frozen_features, measure_gain
 from kedge.training.loggers import check_loggers, open_loggers
 from kedge.training.loop import TrainingLoop
 from kedge.training.parallel import SINGLE_PROCESS, Accelerator, Layout, device_of, launch, layout_of, precision_on
@@ -147,7 +139,7 @@ class _Run:
         self.dataset = leave_classes_out(self.whole_dataset, split.unseen, split.seed)
         self.images, self.held_out = train_val_split(self.dataset.train, split.holdout, split.shots, split.seed)
         decoding = self.dataset.crop_pct, self.dataset.interpolation
-        self._prepare_encoder(min(self.dataset.train.size), self.dataset.flip, *decoding)
+        self._build_encoder(min(self.dataset.train.size), self.dataset.flip, *decoding)
         self.loss = self._loss()
         # Convolutions on a GPU are faster with channels last.
         self.memory_format = torch.channels_last if self.device.type == "cuda" else torch.contiguous_format
@@ -201,67 +193,51 @@ class _Run:
         """Compute the features of a folder's files; those that cannot be read, and why."""
         dataset = self.config.dataset
         decoding = dataset.get("crop_pct", 1.0), dataset.get("interpolation", "bilinear")
-        self._prepare_encoder(dataset.get("size", 224), True, *decoding)
-        model = feature_model(self.encoder, self.preprocessing, self.device)
-        _, unreadable = file_features(model, files)
+        self._build_encoder(dataset.get("size", 224), True, *decoding)
+        _, unreadable = file_features(self._feature_model(), files)
         self.encoder.train()
         return unreadable
 
-    def _prepare_encoder(self, image_size: int, flip: bool, crop_pct: float, interpolation: str) -> None:
+    def _build_encoder(self, image_size: int, flip: bool, crop_pct: float, interpolation: str) -> None:
         """Encoder and preprocessing, once: features may be needed before the dataset is known."""
         if hasattr(self, "encoder"):
             return
-        input_size = self._pretrained.get("input_size") if self.recipe.freeze else None
-        size = self.recipe.size or (input_size[-1] if input_size else image_size)
-        self.encoder = self._encoder(size)
-        # Cropped as the images that are trained on are when they are decoded.
-        self.preprocessing = replace(self._preprocessing(size, flip), crop_pct=crop_pct, interpolation=interpolation)
-
-    @cached_property
-    def _heads(self) -> tuple[str, ...]:
-        """The encoder heads that suit the loss."""
-        return loss_heads(self.config.loss)
-
-    def _encoder(self, size: int) -> Encoder:
-        head = self.config.encoder.head
+        recipe, name, weights = self.recipe, self.config.encoder.name, self.config.encoder.weights
+        stored = stored_preprocessing(weights)
+        # What other pretrained weights were trained with, where they say so: timm's and Hugging Face's do.
+        cfg = pretrained_cfg(name) if weights and stored is None else {}
+        size = recipe.size or (cfg["input_size"][-1] if recipe.freeze and cfg.get("input_size") else image_size)
+        head, heads = self.config.encoder.head, loss_heads(self.config.loss)
         if head == "auto":
             # The outputs of a frozen encoder have whatever scale it was left with.
-            head = "batchnorm" if self.recipe.freeze and "batchnorm" in self._heads else self._heads[0]
+            head = "batchnorm" if recipe.freeze and "batchnorm" in heads else heads[0]
         encoder: Encoder = build(self.config.encoder, head=head, image_size=size)
-        return encoder.freeze() if self.recipe.freeze else encoder
+        self.encoder = encoder.freeze() if recipe.freeze else encoder
+        mean, std = (IMAGENET_MEAN, IMAGENET_STD) if recipe.normalize else (None, None)
+        if "mean" in cfg:
+            # They divide pixels by 255, we by 256.
+            mean, std = (tuple(value * 255 / 256 for value in cfg[name]) for name in ("mean", "std"))
+        self.preprocessing = replace(
+            stored or Preprocessing(mean=mean, std=std),
+            size=size,
+            # Flip TTA only for what was trained with flips, as a frozen encoder was elsewhere.
+            flip_tta=recipe.flip_tta and flip and (recipe.freeze or recipe.augmentation.flip),
+            # Cropped as the images that are trained on are when they are decoded.
+            crop_pct=crop_pct,
+            interpolation=interpolation,
+        )
 
     def _loss(self) -> RetrievalLoss:
         # The encoder's dimension is needed to build it.
         loss: RetrievalLoss = build_loss(self.config.loss, num_classes=len(self.dataset.classes), dim=self.encoder.dim)
-        if (head := self.encoder.head_kind) not in self._heads:
-            raise ConfigError(
-                f"encoder.head={head} does not suit the loss {loss.name}: use {' or '.join(self._heads)}."
-            )
+        if (head := self.encoder.head_kind) not in loss.heads:
+            raise ConfigError(f"encoder.head={head} does not suit the loss {loss.name}: use {' or '.join(loss.heads)}.")
         if self.layout.accumulate > 1 and loss.uses_other_samples:
             raise ConfigError(
                 f"The loss {loss.name} compares the images of a batch and would miss pairs of them: "
                 "use trainer.accumulate=1."
             )
         return loss
-
-    @cached_property
-    def _pretrained(self) -> dict[str, Any]:
-        """Preprocessing that pretrained weights were trained with, where they say so: timm's and Hugging Face's do."""
-        name, weights = self.config.encoder.name, self.config.encoder.weights
-        return pretrained_cfg(name) if weights and described(weights) is None else {}
-
-    def _preprocessing(self, size: int, flip: bool) -> Preprocessing:
-        # Flip TTA only for what was trained with flips, as a frozen encoder was elsewhere.
-        flip_tta = self.recipe.flip_tta and flip and (self.recipe.freeze or self.recipe.augmentation.flip)
-        weights = self.config.encoder.weights
-        model = described(weights) if weights else None
-        if model is not None:
-            return replace(Preprocessing.from_json(model["preprocessing"]), size=size, flip_tta=flip_tta)
-        mean, std = (IMAGENET_MEAN, IMAGENET_STD) if self.recipe.normalize else (None, None)
-        if "mean" in self._pretrained:
-            # They divide pixels by 255, we by 256.
-            mean, std = (tuple(value * 255 / 256 for value in self._pretrained[name]) for name in ("mean", "std"))
-        return Preprocessing(size=size, mean=mean, std=std, flip_tta=flip_tta)
 
     def _report(self) -> None:
         """Print what the user should know before the run starts."""
@@ -315,14 +291,19 @@ class _Run:
         )
 
     def _features(self, name: str) -> DeviceDataset:
-        """Features of the images that are trained on (`train`) or held out (`held_out`), of a frozen encoder."""
-        images = self.images if name == "train" else self.held_out
+        """What a frozen encoder makes of the images that are trained on (`train`) or held out (`held_out`)."""
         if name not in self._known_features:
+            images = self.images if name == "train" else self.held_out
             assert images is not None
             path = self.folder / f"features/{name}.safetensors"
-            features = cached_features(path, images, self.encoder, self.preprocessing, self.device)
-            self._known_features[name] = features
+            self._known_features[name] = frozen_features(path, images, self._feature_model())
+            self.encoder.train()
         return self._known_features[name]
+
+    def _feature_model(self) -> Model:
+        """The frozen encoder as a model that computes features."""
+        encoder = self.encoder.to(self.device).eval()
+        return Model(encoder, anchors=None, classes=(), preprocessing=self.preprocessing)
 
     def _compile(self, step: Step, accelerator: Accelerator, data: TrainingData) -> None:
         mode: str = self.settings.trainer.compile
@@ -371,5 +352,8 @@ class _Run:
             else:
                 title = "images for the class means"
                 embeddings = embed_split(model.embed_pixels, self.images, batch_size=64, title=title)
-            anchors = class_means(embeddings, self.images.labels, len(self.dataset.classes))
+            # The class means; zero for a class without images.
+            labels, classes = torch.from_numpy(self.images.labels), len(self.dataset.classes)
+            sums = torch.zeros(classes, embeddings.shape[1]).index_add_(0, labels, embeddings.cpu())
+            anchors = sums / torch.bincount(labels, minlength=classes).clamp(min=1)[:, None]
         return make(anchors=anchors)

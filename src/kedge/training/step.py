@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import time
 import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,7 +18,6 @@ from kedge.errors import TrainingError
 from kedge.images import Augmentation, Mixing, Preprocessing
 from kedge.losses import RetrievalLoss
 from kedge.losses.base import in_full_precision
-from kedge.training.rng import RankRNG, fork_rng
 
 __all__ = ["Draws", "EpochMeans", "Outcome", "Step", "compile_step"]
 
@@ -85,6 +84,48 @@ class EpochMeans:
         """The means to report: the loss and, where it has several, its components."""
         shown = {name: value for name, value in self.read().items() if not name.startswith("_")}
         return shown if len(shown) > 2 else {"loss": shown["loss"]} if shown else {}
+
+
+def fork_rng(device: torch.device) -> AbstractContextManager[None]:
+    """Restore the RNG state of the CPU and of `device` at the end of the block."""
+    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
+
+
+class RankRNG:
+    """Per-rank RNG state (dropout); losses use the RNG that all ranks share.
+
+    A network that draws (dropout) should do so differently on each rank; a loss that draws (which anchors repel, which
+    triplets count) must draw alike on all of them.
+    """
+
+    def __init__(self) -> None:
+        self._state: tuple[Tensor, Tensor | None] | None = None
+
+    def seed(self, seed: int, device: torch.device) -> None:
+        """Start this rank's stream anew."""
+        with fork_rng(device):
+            torch.manual_seed(seed)
+            self._state = _rng_state(device)
+
+    @contextmanager
+    def use(self, device: torch.device) -> Iterator[None]:
+        """Draw from this rank's stream inside the block; until `seed` was called, from the shared one."""
+        if self._state is None:
+            yield
+            return
+        with fork_rng(device):
+            cpu, cuda = self._state
+            torch.set_rng_state(cpu)
+            if cuda is not None:
+                torch.cuda.set_rng_state(cuda, device)
+            try:
+                yield
+            finally:
+                self._state = _rng_state(device)
+
+
+def _rng_state(device: torch.device) -> tuple[Tensor, Tensor | None]:
+    return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
 
 
 class Step(nn.Module):

@@ -1,4 +1,4 @@
-"""What training gained over raw features, and when an image is unknown: both measured on held-out images."""
+"""A frozen encoder: its features, what training gained over them and when an image is unknown, by held-out images."""
 
 from __future__ import annotations
 
@@ -8,23 +8,47 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from kedge.datasets import ImageSplit
+from kedge.distributed import all_gather_rows, broadcast_object, is_rank_zero, shard_range, world_size
 from kedge.errors import ConfigError
 from kedge.io import atomic_write
 from kedge.metrics import rank_relevant
 from kedge.model import Calibration, Model
 from kedge.model.calibration import NEIGHBOURS, SHARES, familiarity
+from kedge.model.features import split_features
 from kedge.training.data import DeviceDataset
 
-__all__ = ["Gain", "calibrate", "measure_gain"]
+__all__ = ["Gain", "calibrate", "frozen_features", "measure_gain"]
 
+_EMBED_BATCH = 64
 _QUERIES = 2000
 """Held-out images that the gain is measured on, spread evenly where there are more."""
 _ACCEPT = 0.95
 _BLOCK = 1024
 """Held-out images that are compared with all training images at a time."""
+
+
+def frozen_features(path: Path, images: ImageSplit, model: Model) -> DeviceDataset:
+    """Features of images, as the head will see them: read from `path` if they are there, or computed.
+
+    Several processes compute a share each; rank 0 writes. Features of files are not written: the cache has them.
+    """
+    if broadcast_object(path.exists()):
+        values = load_file(path)["features"]
+    else:
+        share = shard_range(len(images), whole=_EMBED_BATCH)
+        own = images if world_size() == 1 else images.subset(range(share.start, share.stop))
+        features = split_features(model, own, batch_size=_EMBED_BATCH).to(model.device)
+        values = all_gather_rows(features).cpu().clone()  # out of inference mode: features are trained on
+        if is_rank_zero() and images.files is None:
+            path.parent.mkdir(exist_ok=True)
+            with atomic_write(path) as stream:
+                stream.write(save({"features": values}))
+    return DeviceDataset(values, torch.from_numpy(images.labels))
 
 
 @dataclass(frozen=True)
