@@ -15,10 +15,9 @@ from kedge.errors import DataError
 from kedge.io import atomic_write
 from kedge.reproduce.experiment import Experiment, Selection
 from kedge.reproduce.experiments import EXPERIMENTS
-from kedge.reproduce.jobs import DataFiles, Job
+from kedge.reproduce.jobs import DataFiles, Job, ResultLine, Results
 from kedge.reproduce.paper import display
 from kedge.reproduce.plots import write_figure
-from kedge.reproduce.results import ResultLine, Results
 from kedge.reproduce.tables import MARKS
 
 __all__ = ["write_report"]
@@ -73,7 +72,7 @@ def _section(
             for labels, column, cell in table.cells():
                 if cell.verdict and column.unit != "ms":
                     loss = dict(zip(table.labels, labels, strict=True)).get("loss", "cam")
-                    verdicts.append((experiment.title, selection.recipes[0], display(loss), cell.verdict))
+                    verdicts.append((experiment.title, selection.recipe, display(loss), cell.verdict))
         figures = experiment.figures(results, selection)
         if experiment.needs_images and not figures:
             yield (
@@ -134,7 +133,7 @@ def _selection(experiment: Experiment, lines: Sequence[ResultLine], data_files: 
         datasets=ordered("dataset", experiment.datasets),
         encoders=ordered("encoder", experiment.encoders),
         losses=ordered("loss", experiment.losses),
-        recipes=(lines[0].recipe,),
+        recipe=lines[0].recipe,
         seeds=tuple(sorted({line.seed for line in lines})),
         sweep=numbers if experiment.sweeps else None,
         settings=tuple(lines[0].settings),

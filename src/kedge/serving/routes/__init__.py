@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from http import HTTPStatus
-
 from fastapi import Request
 from fastapi.dependencies.utils import get_flat_params
 from fastapi.params import Query
@@ -15,8 +13,6 @@ __all__ = ["refuse_unknown_parameters"]
 async def refuse_unknown_parameters(request: Request) -> None:
     """Refuse query parameters that the endpoint does not have: a misspelt one would silently change nothing."""
     fields = get_flat_params(request.scope["route"].dependant)
-    parameters = [field.alias for field in fields if isinstance(field.field_info, Query)]
-    for name in request.query_params:
-        if name not in parameters:
-            takes = f"this takes {', '.join(parameters)}" if parameters else "this takes none"
-            raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, f"There is no parameter {name[:50]!r}: {takes}.")
+    known = [field.alias for field in fields if isinstance(field.field_info, Query)]
+    if unknown := next((name for name in request.query_params if name not in known), None):
+        raise HTTPException(422, f"There is no parameter {unknown[:50]!r}: this takes {', '.join(known) or 'none'}.")
