@@ -101,8 +101,10 @@ def rank_relevant(
     at_r = torch.zeros_like(average_precision)
     precision = {k: torch.zeros_like(average_precision) for k in depths}
     relevant = torch.zeros(len(queries), dtype=torch.int64, device=device)
-    # Keys, on a GPU also their sorted copy with its indices, and the masks of lists.
-    per_item = (8 if device.type == "cpu" else 40) + (0 if lists is None else 6)
+    # The work space of count_ranks (by sorting, a row for each thread), and the masks of lists.
+    by_rows = device.type == "cpu"
+    memory -= 24 * len(gallery) * torch.get_num_threads() if by_rows else 0
+    per_item = (0 if by_rows else 28) + (0 if lists is None else 6)
     per_query = per_item * len(gallery) + 64 * members.most
     for block, distances in distance_blocks(queries, gallery, memory=memory, bytes_per_query=per_query):
         items, valid = members.of(asked[block])
@@ -165,15 +167,32 @@ def sort_keys(distances: Tensor) -> Tensor:
 
 def count_ranks(distances: Tensor, items: Tensor, valid: Tensor) -> Tensor:
     """The ranks, from 1, of ``items`` (B x R columns) by ``distances`` (B x N); NEVER where not valid."""
+    ranks = _by_sorting(distances, items) if distances.device.type == "cpu" else _by_counting(distances, items)
+    return ranks.masked_fill_(~valid, NEVER)
+
+
+def _by_sorting(distances: Tensor, items: Tensor) -> Tensor:
+    """Sort the gallery row by row, in threads: a row stays in the cache, and NumPy's vectorised sort frees the GIL."""
+    ranks = torch.empty_like(items)
+
+    def rank(row: int) -> None:
+        keys = sort_keys(distances[row : row + 1])[0].numpy()
+        own = keys[items[row].numpy()]
+        keys.sort()
+        ranks[row] = torch.from_numpy(np.searchsorted(keys, own)).add_(1)
+
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        list(pool.map(rank, range(len(distances))))
+    return ranks
+
+
+def _by_counting(distances: Tensor, items: Tensor) -> Tensor:
+    """Sort only ``items`` and count what lies before each, all rows at once: cheaper on a GPU."""
     keys = sort_keys(distances)
-    own = keys.gather(1, items)
-    if keys.device.type == "cpu":
-        # NumPy's sort is vectorised, several times faster than torch's, and releases the GIL.
-        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-            list(pool.map(lambda rows: rows.sort(axis=1), np.array_split(keys.numpy(), torch.get_num_threads())))
-    else:
-        keys = keys.sort(dim=1).values
-    return torch.searchsorted(keys, own).add_(1).masked_fill_(~valid, NEVER)
+    own, order = keys.gather(1, items).sort(dim=1)
+    place = torch.searchsorted(own, keys, right=True)
+    counts = place.new_zeros(len(own), own.shape[1] + 1).scatter_add_(1, place, torch.ones_like(place))
+    return torch.empty_like(own).scatter_(1, order, counts[:, :-1].cumsum(1) + 1)
 
 
 def _ranks_with_lists(distances: Tensor, items: Tensor, valid: Tensor, inside: Tensor, rest: Rest) -> Tensor:
