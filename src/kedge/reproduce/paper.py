@@ -73,8 +73,6 @@ def _tables() -> dict[PaperTable, dict[PaperRow, dict[str, PaperValue]]]:
         for record in _content()[table]:
             numbers = {name: value for name, value in record.items() if isinstance(value, list)}
             row = rows.setdefault(tuple(record[name] for name in record if name not in numbers), {})
-            row |= {
-                name: PaperValue(value[0], value[1] if value[1:] else None, digits.get(name, 3))
-                for name, value in numbers.items()
-            }
+            for name, (mean, *std) in numbers.items():
+                row[name] = PaperValue(mean, std[0] if std else None, digits.get(name, 3))
     return tables

@@ -89,7 +89,6 @@ def _answer(
         raise HTTPException(400, f"Item {exclude_id} was added without features: leave rank=looks out.")
     quoted = ", ".join("'" + label.replace("'", "''") + "'" for label in options.label)
     where = f"label IN ({quoted})" if quoted else None
-
     chosen = {"probes": options.probes, "where": where, "exclude_id": exclude_id}
 
     def search(method: Method, rank: Rank) -> Result:
