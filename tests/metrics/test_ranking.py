@@ -16,7 +16,7 @@ from sklearn.metrics import average_precision_score
 from torchmetrics.functional.retrieval import retrieval_average_precision, retrieval_precision
 
 from kedge.errors import ConfigError, DataError
-from kedge.metrics import Ranking, counting, rank_relevant
+from kedge.metrics import Ranking, rank_relevant, ranking
 
 KS = (1, 3, 20)
 
@@ -101,12 +101,8 @@ def test_the_way_of_a_gpu_gives_the_same(ties: bool, lists: Any, monkeypatch: py
     rng = np.random.default_rng(0)
     options: dict[str, Any] = {"self_index": rng.integers(-1, 60, 12)}
     if lists:
-        options |= {
-            "query_lists": rng.integers(0, 3, 12),
-            "gallery_lists": rng.integers(0, 3, 60),
-            "rest": lists,
-        }
-    monkeypatch.setattr("kedge.metrics.ranking.count_ranks", counting.ranks_by_search)
+        options |= {"query_lists": rng.integers(0, 3, 12), "gallery_lists": rng.integers(0, 3, 60), "rest": lists}
+    monkeypatch.setattr(ranking, "_by_sorting", ranking._by_counting)
     check(rank_relevant(*data, ks=KS, **options), naive(*data, **options))
 
 
@@ -118,13 +114,12 @@ def test_on_a_gpu(ties: bool) -> None:
 
 
 @pytest.mark.parametrize("ties", [False, True])
-def test_memory_and_threads_do_not_change_a_bit(ties: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_and_tiles_do_not_change_a_bit(ties: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     data = draw(5, queries=70, gallery=3000, dim=24, ties=ties)
     reference = rank_relevant(*data)
     for memory in (1, 100_000, 2_000_000):
         other = rank_relevant(*data, memory=memory)
         assert torch.equal(other.average_precision, reference.average_precision)
-    monkeypatch.setattr(counting, "ITEMS_WORTH_THREADS", 1)
     monkeypatch.setattr("kedge.metrics.distances._tile_rows", lambda *_: 7)
     other = rank_relevant(*data)
     assert torch.equal(other.average_precision, reference.average_precision)

@@ -14,8 +14,7 @@ from kedge.errors import ConfigError
 from kedge.evaluation import METHODS
 from kedge.reproduce.experiment import Selection
 from kedge.reproduce.experiments import EXPERIMENTS, get_experiment
-from kedge.reproduce.jobs import CONFIGS
-from kedge.reproduce.results import Results, ResultStore
+from kedge.reproduce.jobs import CONFIGS, Results, ResultStore
 from kedge.reproduce.runner import perform
 
 SMALL = (
@@ -129,7 +128,7 @@ def test_another_loss_is_one_file(recipe: str, stripes: Path, tmp_path: Path, mo
     config.parent.mkdir(parents=True)
     config.write_text("_target_: kedge.losses.MetricLearningLoss\nloss: LiftedStructureLoss\n")
     monkeypatch.setenv(CONFIGS, str(tmp_path / "my configs"))
-    selection = replace(SELECTION, losses=("lifted",), recipes=(recipe,))
+    selection = replace(SELECTION, losses=("lifted",), recipe=recipe)
     (job,) = EXPERIMENTS["league"].jobs(selection)
     perform(job, tmp_path, {"stripes": stripes})
     table, places = EXPERIMENTS["league"].tables(Results(ResultStore(tmp_path / "results.jsonl").lines()), selection)

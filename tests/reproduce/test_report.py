@@ -10,9 +10,8 @@ import pytest
 
 from kedge.errors import DataError
 from kedge.evaluation import METHODS
-from kedge.reproduce.jobs import Job
+from kedge.reproduce.jobs import Job, ResultLine, ResultStore
 from kedge.reproduce.report import write_report
-from kedge.reproduce.results import ResultLine, ResultStore
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -9,8 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kedge.reproduce.experiment import ACCURACY, KNN1
-from kedge.reproduce.jobs import Job
-from kedge.reproduce.results import ResultLine, Results, ResultStore
+from kedge.reproduce.jobs import Job, ResultLine, Results, ResultStore
 
 DOCS = Path(__file__).parents[2] / "docs"
 JOB = Job("sample", "resnet10", "cam", "paper", 0)

@@ -15,9 +15,8 @@ import pytest
 from typer.testing import CliRunner
 
 from kedge.cli import app
-from kedge.reproduce.jobs import Job
+from kedge.reproduce.jobs import Job, ResultStore
 from kedge.reproduce.report import write_report
-from kedge.reproduce.results import ResultStore
 from kedge.reproduce.runner import launch, perform, run
 
 SMALL = ["recipe.batch_size=50", "split.shots=10", "split.holdout=0", "encoder.stem=imagenet", "encoder.dim=8"]

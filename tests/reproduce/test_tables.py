@@ -244,7 +244,7 @@ def test_latex_fits_its_page(table: Table, tmp_path: Path) -> None:
     text = table.latex()
     packages = re.findall(r"^% \\usepackage\{(\w+)\}$", text, re.MULTILINE)
     assert packages == ["booktabs", "longtable", "pdflscape"]
-    assert structure(text)[0] == [for_latex(head) for head in table._texts(str, str, str)[0]]
+    assert structure(text)[0] == [for_latex(head) for head in table._texts(str, str)[0]]
     if shutil.which("pdflatex") is None or subprocess.run(["kpsewhich", "pdflscape.sty"]).returncode:
         pytest.skip("there is no LaTeX to set it with")
     loads = "".join(rf"\usepackage{{{package}}}" for package in packages)

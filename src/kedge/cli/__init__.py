@@ -6,6 +6,7 @@ import sys
 
 import typer
 
+import kedge
 from kedge.cli import demo, evaluate, exchange, gallery, index, reproduce, search, serve, train
 from kedge.errors import KedgeError
 
@@ -40,8 +41,6 @@ for verb in (
 @app.callback(invoke_without_command=True)
 def _options(version: bool = typer.Option(False, "--version", help="Print the version.")) -> None:
     if version:
-        import kedge
-
         typer.echo(f"kedge {kedge.__version__}")
         raise typer.Exit
 

@@ -10,6 +10,10 @@ from typing import Annotated
 
 import typer
 
+import kedge
+from kedge.console import stdout
+from kedge.errors import DataError
+
 _LOSSES = {"cam": "class anchors", "cross_entropy": "cross-entropy"}
 _QUERIES = 8
 _PER_CLASS = 200
@@ -23,20 +27,17 @@ def demo(
     overrides: Annotated[list[str] | None, typer.Argument(help="Overrides, such as recipe.epochs=3.")] = None,
 ) -> None:
     """Train with class anchors and with cross-entropy on the bundled sample, compare, and build a gallery."""
-    from kedge.console import stdout
     from kedge.datasets import sample
     from kedge.datasets.folder import write_pictures
-    from kedge.evaluation import compare, evaluate, retrieval_grid, top_hits
-    from kedge.gallery import Gallery
-    from kedge.training import train
+    from kedge.evaluation import compare, retrieval_grid, top_hits
 
     folder = folder or Path("runs", "demo", f"{datetime.now():%Y-%m-%d_%H-%M-%S}")
     dataset = sample()
     models, reports = {}, {}
     for loss, title in _LOSSES.items():
         chosen = ["experiment=demo", f"loss={loss}", *(overrides or [])]
-        models[title] = train(overrides=chosen, folder=folder / loss)
-        reports[title] = evaluate(models[title], dataset)
+        models[title] = kedge.train(overrides=chosen, folder=folder / loss)
+        reports[title] = kedge.evaluate(models[title], dataset)
         reports[title].save(folder / loss / "metrics.json")
     stdout().print(compare(reports))
     plot = folder / "top6.png"
@@ -44,7 +45,7 @@ def demo(
     queries = range(step // 2, step * _QUERIES, step)
     hits = {title: top_hits(model, dataset, queries) for title, model in models.items()}
     retrieval_grid(dataset, queries, hits).savefig(plot)
-    gallery = Gallery.create(folder / "gallery", models[_LOSSES["cam"]], thumbnails=64)
+    gallery = kedge.Gallery.create(folder / "gallery", models[_LOSSES["cam"]], thumbnails=64)
     gallery.add(*write_pictures(folder / "pictures", dataset.train, dataset.classes, _PER_CLASS))
     files, _ = write_pictures(folder / "queries", dataset.test, dataset.classes, _PER_CLASS // 10)
     gallery.calibrate(files)
@@ -69,7 +70,6 @@ def sample(
     """
     from kedge.datasets import sample as load
     from kedge.datasets.folder import write_pictures
-    from kedge.errors import DataError
 
     for name in ("photos", "queries", "strangers"):
         if (folder / name).exists():

@@ -7,6 +7,10 @@ from typing import Annotated
 
 import typer
 
+import kedge
+from kedge.console import stdout
+from kedge.errors import ConfigError
+
 
 def evaluate(
     run: Annotated[Path, typer.Argument(help="A run's folder, as kedge train left it.")],
@@ -30,20 +34,16 @@ def evaluate(
     import torch
 
     from kedge.config.compose import dataset_of, held_out_of
-    from kedge.console import stdout
     from kedge.distributed import exit_together, init_process_group, is_rank_zero, raise_on_rank_zero, rank_zero_first
-    from kedge.errors import ConfigError
-    from kedge.evaluation import evaluate as measure
-    from kedge.model import Model
 
     with raise_on_rank_zero():
         if held_out and overrides:
             raise ConfigError("The held-out images are those of the run's own dataset: leave out the overrides.")
         init_process_group("cuda" if torch.cuda.is_available() else "cpu")
-        model = Model.load(run)
+        model = kedge.Model.load(run)
         with rank_zero_first():
             dataset = held_out_of(run, trust=trust) if held_out else dataset_of(run, overrides or [], trust=trust)
-        report = measure(model, dataset)
+        report = kedge.evaluate(model, dataset)
     path = out or run / ("held_out.json" if held_out else "metrics.json")
     if is_rank_zero():
         report.save(path)

@@ -7,7 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
+import kedge
 from kedge.cli.options import ListsOption, PrecisionOption
+from kedge.errors import ConfigError
+from kedge.io import is_url
 
 _MODELS = (".onnx", ".pt2")
 _VECTORS = {".parquet": "pandas.read_parquet", ".npz": "numpy.load", ".faiss": "faiss.read_index"}
@@ -31,11 +34,7 @@ def export(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
 ) -> None:
     """Export a model or a gallery's vectors for other tools; the target's suffix says which."""
-    from kedge.errors import ConfigError
-    from kedge.gallery import Gallery
     from kedge.interop import export_gallery, export_onnx, export_program
-    from kedge.io import is_url
-    from kedge.model import Model
 
     is_hub = target.startswith(_HUB)
     suffix = "" if is_hub or target.endswith(("/", "\\")) or Path(target).is_dir() else Path(target).suffix.lower()
@@ -56,11 +55,11 @@ def export(
     if suffix in _VECTORS:
         if not is_gallery and folder.is_dir():
             raise ConfigError(f"{target} is for a gallery's vectors, but {thing} is no gallery: kedge index makes one.")
-        gallery = Gallery.open(thing)
+        gallery = kedge.Gallery.open(thing)
         export_gallery(gallery, target, overwrite=overwrite)
         typer.echo(f'{target}: {len(gallery):,} vectors of {gallery.dim} numbers; {_VECTORS[suffix]}("{target}")')
         return
-    model = Gallery.open(thing).model if is_gallery else Model.load(thing, device="cpu")
+    model = kedge.Gallery.open(thing).model if is_gallery else kedge.Model.load(thing, device="cpu")
     if model is None:
         raise ConfigError(f"{thing} was made without a model: export its vectors, as {' or '.join(_VECTORS)}.")
     metrics = folder / "metrics.json" if (folder / "metrics.json").is_file() else None
@@ -103,10 +102,9 @@ def import_(
 ) -> None:
     """Make a gallery of a file of vectors."""
     from kedge.interop import import_gallery
-    from kedge.model import Model
 
     del precision
     columns: dict[str, Any] = {"vectors": vectors, "labels": labels, "paths": paths, "anchors": anchors, "lists": lists}
-    imported = import_gallery(gallery, source, model=None if model is None else Model.load(model), **columns)
+    imported = import_gallery(gallery, source, model=None if model is None else kedge.Model.load(model), **columns)
     lists_count = len(imported.snapshot().anchors)
     typer.echo(f"{gallery}: {len(imported):,} items with {imported.dim} numbers each, in {lists_count:,} lists.")

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+import kedge
 from kedge.cli.options import GalleryArgument, line_console
-
-if TYPE_CHECKING:
-    from kedge.gallery import Gallery
+from kedge.errors import ConfigError
 
 
 def info(
@@ -24,9 +23,7 @@ def info(
     """Tell what a gallery holds, and whether it is as it was written."""
     from rich.filesize import decimal
 
-    from kedge.gallery import Gallery
-
-    opened = Gallery.open(gallery)
+    opened = kedge.Gallery.open(gallery)
     checked = {"check": opened.check()} if check else {}
     versions, model, anchors = opened.versions(), opened.model, opened.snapshot().anchors
     learned = set(opened.classes)
@@ -52,13 +49,10 @@ def remove(
     ids: Annotated[list[int], typer.Argument(help="The items, by id, as kedge search shows them.")],
 ) -> None:
     """Remove items from a gallery; the image files stay where they are."""
-    from kedge.errors import ConfigError
-    from kedge.gallery import Gallery
-
     unique_ids = set(ids)
     if max(unique_ids) >= 2**63:
         raise ConfigError(f"An id is a whole number below 2^63, found {max(unique_ids)}.")
-    count = Gallery.open(gallery).remove(sorted(unique_ids))
+    count = kedge.Gallery.open(gallery).remove(sorted(unique_ids))
     missing = f"; {len(unique_ids) - count} not there" if count < len(unique_ids) else ""
     typer.echo(f"{gallery}: {count} removed{missing}.")
     if count == 0:
@@ -73,9 +67,7 @@ def optimize(
     ] = None,
 ) -> None:
     """Merge new items into the inverted lists, and compact the table."""
-    from kedge.gallery import Gallery
-
-    opened = Gallery.open(gallery)
+    opened = kedge.Gallery.open(gallery)
     opened.optimize(forget=forget)
     typer.echo(f"{gallery}: {len(opened):,} items in its lists.")
 
@@ -98,10 +90,8 @@ def audit(
     """Find wrong labels, duplicates, outliers, and test images that are in the gallery too."""
     from kedge.audit import apply_fixes, audit_page
     from kedge.audit import audit as examine
-    from kedge.errors import ConfigError
-    from kedge.gallery import Gallery
 
-    opened = Gallery.open(gallery)
+    opened = kedge.Gallery.open(gallery)
     if apply is not None:
         if against or as_json or html or csv or rows:
             raise ConfigError("--apply takes no other option: audit again afterwards.")
@@ -126,19 +116,17 @@ def audit(
 
 
 @contextmanager
-def _other(gallery: Gallery, path: Path | None) -> Iterator[Gallery | None]:
+def _other(gallery: kedge.Gallery, path: Path | None) -> Iterator[kedge.Gallery | None]:
     """The gallery at `path`; for a folder of images, one that is gone afterwards."""
     import tempfile
-
-    from kedge.gallery import Gallery
 
     if path is None:
         yield None
     elif gallery.model is None or not path.is_dir() or (path / "gallery.json").exists():
-        yield Gallery.open(path)
+        yield kedge.Gallery.open(path)
     else:
         with tempfile.TemporaryDirectory() as folder:
-            other = Gallery.create(Path(folder, "gallery"), gallery.model)
+            other = kedge.Gallery.create(Path(folder, "gallery"), gallery.model)
             for file, reason in other.add(path).skipped:
                 typer.echo(f"kedge: {file} was left out: {reason}", err=True)
             yield other

@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import kedge
 from kedge.cli.options import AddressOption, ListsOption, PrecisionOption, check_runner
+from kedge.console import stderr
+from kedge.errors import ConfigError
+from kedge.io import is_url
 
 if TYPE_CHECKING:
-    from kedge.gallery import Added, Gallery
-    from kedge.model import Model
+    from kedge.gallery import Added
 
 
 def index(
@@ -42,7 +45,6 @@ def index(
     """Add images to a gallery; run it again to continue, or to add what is new."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-    from kedge.console import stderr
     from kedge.gallery.ingest import UNREADABLE, existing_folder, index_folder
 
     check_runner(runner, address=address, workers=workers)
@@ -84,14 +86,9 @@ def index(
     typer.echo(f"{gallery}: {added}{where}.")
 
 
-def _open_or_create(path: str, source: Path | None, options: dict[str, Any]) -> Gallery:
-    from kedge.console import stderr
+def _open_or_create(path: str, source: Path | None, options: dict[str, Any]) -> kedge.Gallery:
     from kedge.encoders.pretrained import default_encoder_note
-    from kedge.errors import ConfigError
-    from kedge.gallery import Gallery
     from kedge.gallery.location import Location
-    from kedge.io import is_url
-    from kedge.model import Model
 
     chosen = {name: value for name, value in options.items() if value is not None}
     here = Path(path).expanduser()
@@ -101,12 +98,12 @@ def _open_or_create(path: str, source: Path | None, options: dict[str, Any]) -> 
         path, missing = str(here), not here.exists() or (here.is_dir() and not any(here.iterdir()))
     if missing:
         if source is None:
-            model = Model.pretrained()
+            model = kedge.Model.pretrained()
             stderr().print(default_encoder_note("--model timm:MODEL, or --model RUN for one you trained,"))
         else:
             model = _load(source)
-        return Gallery.create(path, model, **chosen)
-    gallery = Gallery.open(path)
+        return kedge.Gallery.create(path, model, **chosen)
+    gallery = kedge.Gallery.open(path)
     if gallery.model is None:
         raise ConfigError(f"{path} was made without a model, so images cannot be indexed: make a new gallery.")
     for name, value in chosen.items():
@@ -120,8 +117,6 @@ def _open_or_create(path: str, source: Path | None, options: dict[str, Any]) -> 
     return gallery
 
 
-def _load(source: Path) -> Model:
-    from kedge.model import Model
-
+def _load(source: Path) -> kedge.Model:
     named = str(source).startswith(("timm:", "hf:"))
-    return Model.pretrained(str(source)) if named else Model.load(source)
+    return kedge.Model.pretrained(str(source)) if named else kedge.Model.load(source)

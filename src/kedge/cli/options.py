@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kedge.console import stdout
+from kedge.errors import ConfigError
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -31,8 +34,6 @@ PrecisionOption = Annotated[str | None, typer.Option(hidden=True, callback=_warn
 
 def check_runner(runner: str, **options: object) -> None:
     """Refuse an unknown runner, and options that the local one does not have."""
-    from kedge.errors import ConfigError
-
     if runner not in ("local", "ray"):
         raise ConfigError(f"--runner must be local or ray, found {runner}.")
     for name, value in options.items():
@@ -43,7 +44,5 @@ def check_runner(runner: str, **options: object) -> None:
 def line_console() -> Console:
     """The console for results; one line per row where the output is read by a program."""
     from rich.console import Console
-
-    from kedge.console import stdout
 
     return stdout() if stdout().is_terminal else Console(width=10_000)

@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 import os
 import sys
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from kedge.console import stdout
+from kedge.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from kedge.reproduce.jobs import Job
@@ -56,17 +60,14 @@ def reproduce(
 
     if experiment == "list":
         for listed in EXPERIMENTS.values():
-            parts = (listed.datasets, listed.encoders, listed.losses)
-            typer.echo(f"{listed.name:15} {listed.title}: " + " × ".join(",".join(part) for part in parts))
+            groups = (listed.datasets, listed.encoders, listed.losses)
+            typer.echo(f"{listed.name:15} {listed.title}: " + " × ".join(map(",".join, groups)))
         return
 
-    from kedge.console import stdout
-    from kedge.errors import ConfigError, DataError
     from kedge.reproduce.experiment import Selection
-    from kedge.reproduce.jobs import CONFIGS, parse_data_files
+    from kedge.reproduce.jobs import CONFIGS, Results, ResultStore, parse_data_files
     from kedge.reproduce.machine import Estimates
     from kedge.reproduce.report import write_report
-    from kedge.reproduce.results import Results, ResultStore
     from kedge.reproduce.runner import launch, run
 
     store = ResultStore(out / "results.jsonl")
@@ -85,13 +86,13 @@ def reproduce(
         datasets=_names(dataset),
         encoders=_names(encoder),
         losses=_names(loss),
-        recipes=_names(recipe) or ("paper",),
         seeds=_numbers("--seeds", seeds),
         sweep=_numbers("--at", at) if at else None,
         settings=tuple(overrides or ()),
         data_files=data_files,
     )
-    all_jobs = list({job.key: job for job in selected.jobs(selection)}.values())
+    parts = [replace(selection, recipe=name) for name in _names(recipe) or ("paper",)]
+    all_jobs = list({job.key: job for part in parts for job in selected.jobs(part)}.values())
     for job in all_jobs:
         job.check(data_files)  # what is wrong is said before anything starts
     pending = [] if no_run else store.missing(all_jobs)
@@ -104,10 +105,13 @@ def reproduce(
         failed = launch(pending, out, data_files, launcher)
     else:
         failed = run(pending, out, data_files, max_workers=jobs, report=lambda text: typer.echo(text, err=True))
-    tables, paths = selected.write(Results(store.lines()), selection, out)
-    for table in tables:
-        stdout().print(table)
-    typer.echo("Written: " + ", ".join(map(str, paths)))
+    results, written = Results(store.lines()), []
+    for part in parts:
+        tables, paths = selected.write(results, part, out)
+        written += paths
+        for table in tables:
+            stdout().print(table)
+    typer.echo("Written: " + ", ".join(map(str, written)))
     if failed:
         typer.echo(
             f"kedge: {len(failed)} of {len(all_jobs)} runs failed; the others are kept. Start again to retry.", err=True
@@ -118,8 +122,6 @@ def reproduce(
 def _print_plan(jobs: list[Job], pending: list[Job], estimates: Estimates, max_workers: int) -> None:
     from rich import box
     from rich.table import Column, Table
-
-    from kedge.console import stdout
 
     table = Table(Column("run", overflow="fold"), "state", "training", "estimated from", box=box.SIMPLE_HEAD)
     missing, total = {job.key for job in pending}, 0.0
@@ -143,8 +145,6 @@ def _names(text: str | None) -> tuple[str, ...] | None:
 
 
 def _numbers(option: str, text: str) -> tuple[int, ...]:
-    from kedge.errors import ConfigError
-
     numbers: list[int] = []
     try:
         for part in text.split(","):

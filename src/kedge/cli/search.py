@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+import kedge
 from kedge.cli.options import AddressOption, GalleryArgument, check_runner, line_console
+from kedge.errors import ConfigError
 
 if TYPE_CHECKING:
     from kedge.gallery import Result
@@ -38,11 +40,8 @@ def search(
     address: AddressOption = None,
 ) -> None:
     """Find the items that are most like an image."""
-    from kedge.errors import ConfigError
-    from kedge.gallery import Gallery
-
     check_runner(runner, address=address)
-    opened = Gallery.open(gallery)
+    opened = kedge.Gallery.open(gallery)
     parsed = _parse_query(query)
     if runner == "local":
         result = opened.search(
@@ -77,7 +76,6 @@ def search(
 
 
 def _parse_query(text: str) -> Path | str | int:
-    from kedge.errors import ConfigError
     from kedge.images import is_url
 
     if is_url(text):

@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from kedge.cli.options import GalleryArgument
+from kedge.console import stderr
+from kedge.deps import require
 
 
 def serve(
@@ -50,8 +52,6 @@ def serve(
     # Before torch is loaded: the encoder's threads share the cores with those that read, search and answer.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-    from kedge.console import stderr
-    from kedge.deps import require
     from kedge.serving.settings import Settings, read_key
 
     server = require("kedge.serving.app", extra="serve", purpose="kedge serve")

@@ -11,6 +11,8 @@ from typing import Annotated
 
 import typer
 
+from kedge.errors import ConfigError, KedgeError
+
 _SWEEP = {"-m", "--multirun"}
 
 
@@ -33,7 +35,6 @@ def train(
     kedge train trainer.devices=4                      four processes; also under torchrun
     """
     from kedge.distributed import raise_on_rank_zero
-    from kedge.errors import ConfigError
     from kedge.training import Interrupted, resume_run
 
     arguments = list(context.args)
@@ -60,7 +61,6 @@ def _start(arguments: list[str], folder: Path | None) -> None:
 
     from kedge.config.compose import quoted, rename_overrides
     from kedge.distributed import is_rank_zero, record_failure
-    from kedge.errors import KedgeError
     from kedge.training import Interrupted, overrides_for, start_run
 
     if arguments and "=" not in arguments[0] and not arguments[0].startswith("-"):

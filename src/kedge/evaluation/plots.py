@@ -43,9 +43,6 @@ def retrieval_grid(
 
     Right hits have a green frame and a tick, wrong ones a red frame and a cross.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # half a second, of every evaluation without plots
-    from matplotlib.figure import Figure
-
     if not hits or len(queries) == 0:
         raise ConfigError("A plot of hits needs at least one model and one query.")
     shapes = {name: np.shape(rows) for name, rows in hits.items()}
@@ -53,9 +50,7 @@ def retrieval_grid(
     if set(shapes.values()) != {(len(queries), depth)}:
         raise ConfigError(f"hits have the shapes {shapes}; give one row of hits per query, all of one length.")
     height = len(queries) * len(hits)
-    figure = Figure(figsize=(depth + 1.6, 1.25 * height + 0.5), dpi=150, facecolor="white", layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.suptitle(title, fontsize=11, fontweight="bold")
+    figure = new_figure(depth + 1.6, 1.25 * height + 0.5, title)
     grid = figure.subplots(height, 1 + depth, squeeze=False)
     grid[0, 0].set_title("query", fontsize=9, fontweight="bold")
     for row, (place, name) in enumerate(itertools.product(range(len(queries)), hits)):
@@ -82,6 +77,16 @@ def _draw(axes: Axes, images: ImageSplit, row: int, classes: Sequence[str], colo
     for spine in axes.spines.values():
         spine.set(edgecolor=colour, linewidth=2.4)
     axes.set_xlabel(shorten(classes[int(images.labels[row])]), fontsize=7, labelpad=2.5, color=colour)
+
+
+def new_figure(width: float, height: float, title: str = "") -> Figure:
+    """An empty figure, in inches, whose parts make room for each other."""
+    from matplotlib.figure import Figure  # half a second, of every evaluation without plots
+
+    figure = Figure(figsize=(width, height), dpi=150, facecolor="white", layout="constrained")
+    if title:
+        figure.suptitle(title, fontsize=11, fontweight="bold")
+    return figure
 
 
 def shorten(name: str, length: int = 16) -> str:

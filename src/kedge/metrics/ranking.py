@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from kedge.errors import ConfigError, DataError
-from kedge.metrics.counting import NEVER, count_ranks, sort_keys, work_space
 from kedge.metrics.distances import DEFAULT_MEMORY, distance_blocks
 from kedge.metrics.inputs import Array, check_integers, check_pair, check_self_index
 
 Rest = Literal["dropped", "last"]
+NEVER = torch.iinfo(torch.int64).max
+"""The rank of an item that is not returned."""
 
 
 @dataclass(frozen=True)
@@ -98,12 +101,12 @@ def rank_relevant(
     at_r = torch.zeros_like(average_precision)
     precision = {k: torch.zeros_like(average_precision) for k in depths}
     relevant = torch.zeros(len(queries), dtype=torch.int64, device=device)
-    once, per_query = work_space(len(gallery), device)
-    masks = 0 if lists is None else 6 * len(gallery)
-    blocks = distance_blocks(
-        queries, gallery, memory=memory - once, bytes_per_query=per_query + masks + 64 * members.most
-    )
-    for block, distances in blocks:
+    # The work space of count_ranks (by sorting, a row for each thread), and the masks of lists.
+    by_rows = device.type == "cpu"
+    memory -= 24 * len(gallery) * torch.get_num_threads() if by_rows else 0
+    per_item = (0 if by_rows else 28) + (0 if lists is None else 6)
+    per_query = per_item * len(gallery) + 64 * members.most
+    for block, distances in distance_blocks(queries, gallery, memory=memory, bytes_per_query=per_query):
         items, valid = members.of(asked[block])
         if own is not None:
             valid &= items != own[block, None]
@@ -151,6 +154,45 @@ class _Members:
         offsets = torch.arange(self.most, device=asked.device)
         valid = offsets < counts[:, None]
         return self.rows[(self.starts[place, None] + offsets).masked_fill_(~valid, 0)], valid
+
+
+def sort_keys(distances: Tensor) -> Tensor:
+    """One int64 per distance whose order is that of (distance, column), so that no two are equal.
+
+    Squared distances are never negative: the bits of a float32 order like its value.
+    """
+    columns = torch.arange(distances.shape[1], device=distances.device)
+    return distances.view(torch.int32).to(torch.int64).bitwise_left_shift_(31).bitwise_or_(columns)
+
+
+def count_ranks(distances: Tensor, items: Tensor, valid: Tensor) -> Tensor:
+    """The ranks, from 1, of ``items`` (B x R columns) by ``distances`` (B x N); NEVER where not valid."""
+    ranks = _by_sorting(distances, items) if distances.device.type == "cpu" else _by_counting(distances, items)
+    return ranks.masked_fill_(~valid, NEVER)
+
+
+def _by_sorting(distances: Tensor, items: Tensor) -> Tensor:
+    """Sort the gallery row by row, in threads: a row stays in the cache, and NumPy's vectorised sort frees the GIL."""
+    ranks = torch.empty_like(items)
+
+    def rank(row: int) -> None:
+        keys = sort_keys(distances[row : row + 1])[0].numpy()
+        own = keys[items[row].numpy()]
+        keys.sort()
+        ranks[row] = torch.from_numpy(np.searchsorted(keys, own)).add_(1)
+
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        list(pool.map(rank, range(len(distances))))
+    return ranks
+
+
+def _by_counting(distances: Tensor, items: Tensor) -> Tensor:
+    """Sort only ``items`` and count what lies before each, all rows at once: cheaper on a GPU."""
+    keys = sort_keys(distances)
+    own, order = keys.gather(1, items).sort(dim=1)
+    place = torch.searchsorted(own, keys, right=True)
+    counts = place.new_zeros(len(own), own.shape[1] + 1).scatter_add_(1, place, torch.ones_like(place))
+    return torch.empty_like(own).scatter_(1, order, counts[:, :-1].cumsum(1) + 1)
 
 
 def _ranks_with_lists(distances: Tensor, items: Tensor, valid: Tensor, inside: Tensor, rest: Rest) -> Tensor:

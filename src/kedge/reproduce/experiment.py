@@ -11,10 +11,9 @@ from typing import ClassVar
 from matplotlib.figure import Figure
 
 from kedge.evaluation.report import METHODS, TITLES
-from kedge.reproduce.jobs import DataFiles, Job
+from kedge.reproduce.jobs import DataFiles, Job, ResultLine, Results
 from kedge.reproduce.paper import PaperTable, PaperValue, display, paper_values
 from kedge.reproduce.plots import write_figure
-from kedge.reproduce.results import ResultLine, Results
 from kedge.reproduce.tables import Column, Rows, Table, write_table
 
 __all__ = ["ACCURACY", "KNN1", "LOSSES", "METHOD_COLUMNS", "Experiment", "LinesByLoss", "Row", "Selection"]
@@ -40,7 +39,7 @@ class Selection:
     datasets: tuple[str, ...] | None = None
     encoders: tuple[str, ...] | None = None
     losses: tuple[str, ...] | None = None
-    recipes: tuple[str, ...] = ("paper",)
+    recipe: str = "paper"
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     sweep: tuple[int, ...] | None = None
     """Dimensions or shots."""
@@ -75,15 +74,14 @@ class Experiment:
     def jobs(self, selection: Selection) -> list[Job]:
         """All runs."""
         combinations = itertools.product(
-            selection.recipes,
             selection.datasets or self.datasets,
             selection.encoders or self.encoders,
             selection.losses or self.losses,
             selection.seeds,
         )
         jobs = []
-        for recipe, dataset, encoder, loss, seed in combinations:
-            job = Job(dataset, encoder, loss, recipe, seed, settings=selection.settings, measures=self.measures)
+        for dataset, encoder, loss, seed in combinations:
+            job = Job(dataset, encoder, loss, selection.recipe, seed, (), selection.settings, self.measures)
             jobs += [replace(job, changes=changes) for changes in self.variants(job, selection)]
         return jobs
 
@@ -111,28 +109,25 @@ class Experiment:
         return [(self.row(job), self.columns, paper_values(self.paper_table, job.dataset, job.encoder, job.loss))]
 
     def tables(self, results: Results, selection: Selection) -> list[Table]:
-        """For every recipe the paper's table and that of all search methods."""
-        tables = []
-        settings = [f"With {' '.join(selection.settings)}."] if selection.settings else []
-        for recipe in selection.recipes:
-            paper: Rows = {}
-            every: Rows = {}
-            for job, seeds in self.groups(replace(selection, recipes=(recipe,))).items():
-                for labels, columns, values in self.rows(job):
-                    paper[labels] = tuple(results.cell(seeds, column, values.get(column.metric)) for column in columns)
-                every[self.row(job)] = tuple(results.cell(seeds, column) for column in ALL_COLUMNS)
-            if self.columns:
-                title, notes = f"{self.title}, recipe {recipe}", (*self.notes, *settings)
-                tables.append(Table(f"{self.name}-{recipe}", title, self.labels, self.columns, paper, notes))
-            if self.all_methods:
-                title = f"{self.title}: all ways to search, recipe {recipe}"
-                tables.append(
-                    Table(f"{self.name}-all-{recipe}", title, self.labels, ALL_COLUMNS, every, tuple(settings))
-                )
+        """The paper's table, and that of all search methods."""
+        paper: Rows = {}
+        every: Rows = {}
+        for job, seeds in self.groups(selection).items():
+            for labels, columns, values in self.rows(job):
+                paper[labels] = tuple(results.cell(seeds, column, values.get(column.metric)) for column in columns)
+            every[self.row(job)] = tuple(results.cell(seeds, column) for column in ALL_COLUMNS)
+        settings = (f"With {' '.join(selection.settings)}.",) if selection.settings else ()
+        tables, recipe = [], f"recipe {selection.recipe}"
+        if self.columns:
+            name, notes = f"{self.name}-{selection.recipe}", (*self.notes, *settings)
+            tables.append(Table(name, f"{self.title}, {recipe}", self.labels, self.columns, paper, notes))
+        if self.all_methods:
+            name, title = f"{self.name}-all-{selection.recipe}", f"{self.title}: all ways to search, {recipe}"
+            tables.append(Table(name, title, self.labels, ALL_COLUMNS, every, settings))
         return tables
 
     def figures(self, results: Results, selection: Selection) -> dict[str, Figure]:
-        """Figures by name: one for each recipe, dataset and encoder of which something ran, if it draws any."""
+        """Figures by name: one for each dataset and encoder of which something ran, if it draws any."""
         lines: dict[tuple[str, str, str], LinesByLoss] = {}
         for job, seeds in self.groups(selection).items():
             if measured := results.lines(seeds, self.measures[-1]):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -16,10 +15,9 @@ from kedge.errors import ConfigError
 from kedge.evaluation import retrieval_grid
 from kedge.evaluation.report import TITLES
 from kedge.reproduce.experiment import ACCURACY, KNN1, LOSSES, METHOD_COLUMNS, Experiment, LinesByLoss, Row, Selection
-from kedge.reproduce.jobs import DataFiles, Job, dataset_info, load_dataset
+from kedge.reproduce.jobs import DataFiles, Job, Results, dataset_info, load_dataset, value_at
 from kedge.reproduce.paper import display, paper_rows, paper_values
 from kedge.reproduce.plots import plot_curves, plot_embeddings, plot_loss_benchmark
-from kedge.reproduce.results import Results, value_at
 from kedge.reproduce.tables import Column, Table
 
 __all__ = ["EXPERIMENTS", "get_experiment"]
@@ -155,13 +153,13 @@ class Curves(Experiment):
         return [(self.row(job)[2], values)]
 
     def figures(self, results: Results, selection: Selection) -> dict[str, Figure]:
-        """One for each recipe and search method."""
+        """One for each search method."""
         figures = {}
-        for recipe, method in itertools.product(selection.recipes, ("brute_force", "label_lists_rest_last")):
+        for method in ("brute_force", "label_lists_rest_last"):
             curves = pd.DataFrame(
                 [
                     (job.dataset, job.encoder, job.loss, float(x), value_at(values, f"{method}.mAP"))
-                    for job in self.jobs(replace(selection, recipes=(recipe,)))
+                    for job in self.jobs(selection)
                     for line in results.lines([job], self.measures[-1])
                     for x, values in self.points(job, line.values)
                 ],
@@ -169,6 +167,7 @@ class Curves(Experiment):
             )
             if not curves.empty:
                 (dataset, encoder), *others = curves[["dataset", "encoder"]].drop_duplicates().to_numpy().tolist()
+                recipe = selection.recipe
                 title = f"{self.title}, recipe {recipe}" if others else self.caption(dataset, encoder, recipe)
                 figures[f"{self.name}-{method}-{recipe}"] = plot_curves(
                     curves, x_label=self.x_label, y_label=f"mAP, {TITLES[method]}", title=title, log2_x=self.log2_x

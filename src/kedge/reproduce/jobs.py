@@ -1,26 +1,41 @@
-"""One training run of an experiment: its overrides, its configuration, and the key that identifies its results."""
+"""One training run of an experiment: its overrides, its configuration, its key, and the lines of its results."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from filelock import FileLock
 from omegaconf import DictConfig, OmegaConf
 
 from kedge.config.compose import build_dataset, compose, quoted
 from kedge.datasets import Dataset
 from kedge.datasets.download import without_downloads
 from kedge.errors import ConfigError, DataError, KedgeError
+from kedge.reproduce.paper import PaperValue
+from kedge.reproduce.tables import Cell, Column
 
-__all__ = ["CONFIGS", "KEY_VERSION", "DataFiles", "Job", "dataset_info", "load_dataset", "parse_data_files"]
+__all__ = [
+    "CONFIGS",
+    "DataFiles",
+    "Job",
+    "ResultLine",
+    "ResultStore",
+    "Results",
+    "dataset_info",
+    "load_dataset",
+    "parse_data_files",
+    "value_at",
+]
 
 KEY_VERSION = 4
 """Raise it when a configuration key is added or renamed and runs stay what they were: result lines with an older
@@ -97,16 +112,127 @@ class Job:
         parts = [self.dataset, self.encoder, self.loss, self.recipe, *extra, f"seed{self.seed}"]
         return "-".join([*parts, self.key[:6]])
 
-    def to_json(self) -> dict[str, Any]:
-        """Ready for JSON."""
-        return asdict(self)
-
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Job:
-        """The job that :meth:`to_json` wrote."""
+        """The job whose fields (`dataclasses.asdict`) are among these, after a journey through JSON."""
         values: dict[str, Any] = {field.name: content[field.name] for field in fields(cls)}
-        lists = {name: tuple(values[name]) for name in ("changes", "settings", "measures")}
-        return cls(**values | lists)
+        return cls(**values | {name: tuple(values[name]) for name in ("changes", "settings", "measures")})
+
+
+@dataclass(frozen=True)
+class ResultLine:
+    """One measurement of one run."""
+
+    key: str
+    measure: str
+    dataset: str
+    encoder: str
+    loss: str
+    recipe: str
+    seed: int
+    changes: list[str]
+    settings: list[str]
+    values: Any
+    command: str
+    config_hash: str
+    dataset_hash: str
+    seconds: float
+    """Of the training, in this and in earlier sessions; of the measuring where nothing was trained for it."""
+    machine: dict[str, Any] = field(default_factory=dict)
+    key_version: int = 1
+
+    @classmethod
+    def of(cls, job: Job, measure: str, **rest: Any) -> ResultLine:
+        """The line of a job."""
+        description = asdict(job) | {"changes": list(job.changes), "settings": list(job.settings)}
+        del description["measures"]
+        return cls(key=job.key, key_version=KEY_VERSION, measure=measure, **description, **rest)
+
+    @property
+    def job(self) -> Job:
+        """The run it was measured of."""
+        return Job.from_json(vars(self) | {"measures": [self.measure]})
+
+
+class ResultStore:
+    """The file of result lines."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def append(self, line: ResultLine) -> None:
+        """Add a line, whole or not at all, whichever processes write at the same time."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(asdict(line), ensure_ascii=False) + "\n"
+        with FileLock(f"{self.path}.lock"), self.path.open("a+b") as stream:
+            # A kill or a full disk may have left half a line: the next one must not become part of it.
+            if stream.tell():
+                stream.seek(-1, os.SEEK_END)
+                if stream.read(1) != b"\n":
+                    stream.write(b"\n")
+            stream.write(text.encode())
+            stream.flush()
+            os.fsync(stream.fileno())
+
+    def lines(self) -> list[ResultLine]:
+        """All lines; the last of those with one key and measure. Incomplete lines are left out."""
+        return list({(line.key, line.measure): line for line in self._read()}.values())
+
+    def missing(self, jobs: Iterable[Job]) -> list[Job]:
+        """The jobs with a measure that has no line yet, each once and reduced to such measures."""
+        measured = {(line.key, line.measure) for line in self._read()}
+        left = (replace(job, measures=tuple(m for m in job.measures if (job.key, m) not in measured)) for job in jobs)
+        return list({job.key: job for job in left if job.measures}.values())
+
+    def _read(self) -> Iterator[ResultLine]:
+        if not self.path.exists():
+            return
+        try:
+            raw = self.path.read_bytes().splitlines()
+        except OSError as error:
+            raise DataError(f"{self.path} cannot be read: {error.strerror}.") from error
+        for text in raw:
+            try:
+                yield _with_current_key(ResultLine(**json.loads(text)))
+            except (ValueError, TypeError):
+                continue
+
+
+class Results:
+    """Result lines by run and measure."""
+
+    def __init__(self, lines: Iterable[ResultLine]) -> None:
+        self._lines = {(line.key, line.measure): line for line in lines}
+
+    def lines(self, jobs: Iterable[Job], measure: str) -> list[ResultLine]:
+        """The lines of those jobs that ran."""
+        return [self._lines[job.key, measure] for job in jobs if (job.key, measure) in self._lines]
+
+    def cell(self, jobs: Iterable[Job], column: Column, paper: PaperValue | None = None) -> Cell:
+        """One value of each run, and the paper's."""
+        values = [value_at(line.values, column.metric) for line in self.lines(jobs, column.measure)]
+        return Cell(tuple(value for value in values if value is not None), paper)
+
+
+def value_at(values: Any, metric: str) -> float | None:
+    """The number that the values of a run have for a metric such as `brute_force.mAP`; None where it is not finite.
+
+    >>> value_at({"brute_force": {"mAP": 0.5}}, "brute_force.mAP"), value_at({"accuracy": math.nan}, "accuracy")
+    (0.5, None)
+    """
+    for name in metric.split("."):
+        values = values.get(name) if isinstance(values, dict) else None
+    return values if isinstance(values, float | int) and math.isfinite(values) else None
+
+
+def _with_current_key(line: ResultLine) -> ResultLine:
+    """A line of an earlier key version is identified by the job it describes, if that still exists."""
+    if line.key_version == KEY_VERSION:
+        return line
+    try:
+        return replace(line, key=line.job.key, key_version=KEY_VERSION)
+    except ConfigError:
+        return line
 
 
 def parse_data_files(arguments: Sequence[str]) -> dict[str, Path]:

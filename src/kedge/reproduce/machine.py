@@ -18,8 +18,7 @@ import torch
 
 from kedge.config.compose import build, compose
 from kedge.model.io import kedge_version
-from kedge.reproduce.jobs import DataFiles, Job, dataset_info
-from kedge.reproduce.results import ResultLine
+from kedge.reproduce.jobs import DataFiles, Job, ResultLine, dataset_info
 
 __all__ = ["Estimates", "describe"]
 
@@ -67,17 +66,14 @@ class Estimates:
 
 
 def _commit() -> str | None:
-    here = Path(__file__).resolve().parent
-    root = _output_of("git", "rev-parse", "--show-toplevel", folder=here)
+    root = Path(__file__).resolve().parents[3]
     # Installed inside somebody else's repository, their commit says nothing of Kedge.
-    if root is None or Path(root, "src", "kedge", "reproduce") != here:
-        return None
-    return _output_of("git", "rev-parse", "--short", "HEAD", folder=here)
+    return _output_of("git", "-C", str(root), "rev-parse", "--short", "HEAD") if (root / ".git").exists() else None
 
 
-def _output_of(*command: str, folder: Path | None = None) -> str | None:
+def _output_of(*command: str) -> str | None:
     try:
-        return subprocess.run(command, capture_output=True, text=True, cwd=folder).stdout.strip() or None
+        return subprocess.run(command, capture_output=True, text=True).stdout.strip() or None
     except OSError:
         return None
 

@@ -6,23 +6,16 @@ import json
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from kedge.evaluation.report import TITLES
 
-__all__ = ["ROWS", "PaperTable", "PaperValue", "display", "paper_rows", "paper_values"]
+__all__ = ["PaperTable", "PaperValue", "display", "paper_rows", "paper_values"]
 
 PaperTable = Literal["retrieval", "two_stage", "ablation", "classification"]
 """The paper's tables 1 to 4."""
 PaperRow = tuple[str | bool, ...]
-
-ROWS: dict[PaperTable, tuple[str, ...]] = {
-    "retrieval": ("dataset", "encoder", "loss"),
-    "two_stage": ("dataset", "encoder", "method"),
-    "ablation": ("repel", "keep_norm", "init"),
-    "classification": ("dataset", "encoder", "loss"),
-}
-"""What identifies a row of each table; the ablation is of CAM with ResNet-18 on SVHN."""
+"""Dataset, encoder and loss or search; of the ablation, of CAM with ResNet-18 on SVHN, repel, keep_norm and init."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +38,7 @@ def display(name: str) -> str:
 
 
 def paper_values(table: PaperTable, *row: str | bool) -> dict[str, PaperValue]:
-    """The values of a row, identified as in `ROWS`, by metric; empty where the paper has no such row.
+    """The values of a row, identified by its labels, by metric; empty where the paper has no such row.
 
     The paper's tables are not like for like. Its mAP of CAM in table 1 is the two-stage mAP of table 2, while
     cross-entropy and contrastive loss can only be searched by brute force; P@20 and P@100 are brute force for all.
@@ -74,11 +67,12 @@ def _content() -> dict[str, Any]:
 
 @cache
 def _tables() -> dict[PaperTable, dict[PaperRow, dict[str, PaperValue]]]:
-    tables: dict[PaperTable, dict[PaperRow, dict[str, PaperValue]]] = {table: {} for table in ROWS}
-    for table, names in ROWS.items():
+    tables: dict[PaperTable, dict[PaperRow, dict[str, PaperValue]]] = {table: {} for table in get_args(PaperTable)}
+    digits = _content()["digits"]
+    for table, rows in tables.items():
         for record in _content()[table]:
-            values = tables[table].setdefault(tuple(record[name] for name in names), {})
-            for metric in record.keys() - names:
-                mean, std = (*record[metric], None)[:2]
-                values[metric] = PaperValue(mean, std, _content()["digits"].get(metric, 3))
+            numbers = {name: value for name, value in record.items() if isinstance(value, list)}
+            row = rows.setdefault(tuple(record[name] for name in record if name not in numbers), {})
+            for name, (mean, *std) in numbers.items():
+                row[name] = PaperValue(mean, std[0] if std else None, digits.get(name, 3))
     return tables

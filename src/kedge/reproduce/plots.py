@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from kedge.evaluation.plots import shorten
+from kedge.evaluation.plots import new_figure, shorten
 from kedge.io import atomic_write
 from kedge.reproduce.paper import display
 
@@ -60,7 +60,7 @@ def plot_curves(
     small multiples; those without values say "not run". All share the y axis, those of a dataset the x axis.
     """
     datasets, encoders = list(curves["dataset"].unique()), list(curves["encoder"].unique())
-    figure = _new_figure(3.2 * len(encoders) + 2.6, 2.4 * len(datasets) + 1.4, title)
+    figure = new_figure(3.2 * len(encoders) + 2.6, 2.4 * len(datasets) + 1.4, title)
     grid = figure.subplots(len(datasets), len(encoders), sharex="row", sharey=True, squeeze=False)
     styles = loss_styles(curves["loss"])
     for (row, column), axes in np.ndenumerate(grid):
@@ -100,7 +100,7 @@ def plot_loss_benchmark(scores: pd.DataFrame, *, x_label: str = "", title: str =
     losses = scores.groupby(level=0)
     means = losses.mean().sort_values(scores.columns[0], ascending=False)
     low, high = losses.min().loc[means.index], losses.max().loc[means.index]
-    figure = _new_figure(8, 0.36 * len(means) + 1.3, title)
+    figure = new_figure(8, 0.36 * len(means) + 1.3, title)
     axes = figure.subplots()
     _plain(axes, "x")
     step = 0.56 / max(len(means.columns), 2)
@@ -132,7 +132,7 @@ def plot_embeddings(
     """
     splits = list(next(iter(embeddings.values())))
     colours = np.array(colormaps["tab10" if len(classes) <= 10 else "tab20"].colors)  # type: ignore[attr-defined]
-    figure = _new_figure(3 * len(embeddings) + 1.6, 6 * len(splits), title)
+    figure = new_figure(3 * len(embeddings) + 1.6, 6 * len(splits), title)
     grid = figure.subplots(2 * len(splits), len(embeddings), sharex="col", sharey="col", squeeze=False)
     for column, (loss, parts) in enumerate(embeddings.items()):
         own = anchors.get(loss, np.empty((0, 2)))
@@ -175,14 +175,6 @@ def write_figure(figure: Figure, folder: Path, name: str) -> list[Path]:
         with rc_context({"svg.hashsalt": "kedge"}), atomic_write(folder / f"{name}.{kind}") as stream:
             figure.savefig(stream, format=kind, dpi=dpi, metadata=metadata)
     return [folder / f"{name}.{kind}" for kind in kinds]
-
-
-def _new_figure(width: float, height: float, title: str = "") -> Figure:
-    """An empty figure, in inches, whose parts make room for each other."""
-    figure = Figure(figsize=(width, height), dpi=150, facecolor="white", layout="constrained")
-    if title:
-        figure.suptitle(title, fontsize=11, fontweight="bold")
-    return figure
 
 
 def _plain(axes: Axes, grid: Literal["x", "y"]) -> None:

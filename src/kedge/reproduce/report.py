@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
-import pandas as pd
-
 from kedge.errors import DataError
 from kedge.io import atomic_write
 from kedge.reproduce.experiment import Experiment, Selection
 from kedge.reproduce.experiments import EXPERIMENTS
-from kedge.reproduce.jobs import DataFiles, Job
+from kedge.reproduce.jobs import DataFiles, Job, ResultLine, Results
 from kedge.reproduce.paper import display
 from kedge.reproduce.plots import write_figure
-from kedge.reproduce.results import ResultLine, Results
 from kedge.reproduce.tables import MARKS
 
 __all__ = ["write_report"]
@@ -73,7 +71,7 @@ def _section(
             for labels, column, cell in table.cells():
                 if cell.verdict and column.unit != "ms":
                     loss = dict(zip(table.labels, labels, strict=True)).get("loss", "cam")
-                    verdicts.append((experiment.title, selection.recipes[0], display(loss), cell.verdict))
+                    verdicts.append((experiment.title, selection.recipe, display(loss), cell.verdict))
         figures = experiment.figures(results, selection)
         if experiment.needs_images and not figures:
             yield (
@@ -84,16 +82,14 @@ def _section(
         for name, figure in figures.items():
             png, _ = write_figure(figure, out / "figures", "-".join([name, *settings]))
             yield f"![{experiment.title}](figures/{png.name})\n"
-    missing = pd.DataFrame(
-        [pair for pair in itertools.product(experiment.datasets, experiment.encoders) if pair not in places],
-        columns=["dataset", "encoder"],
-    )
+    missing = []
+    for dataset in experiment.datasets:
+        if encoders := [display(encoder) for encoder in experiment.encoders if (dataset, encoder) not in places]:
+            missing.append(f"{display(dataset)} with {', '.join(encoders)}")
     if not places:
         yield "Not run.\n"
-    elif len(missing):
-        by_dataset = missing.groupby("dataset", sort=False)["encoder"]
-        listed = (f"{display(dataset)} with {', '.join(map(display, encoders))}" for dataset, encoders in by_dataset)
-        yield f"Not run: {'; '.join(listed)}.\n"
+    elif missing:
+        yield f"Not run: {'; '.join(missing)}.\n"
 
 
 def _noted(lines: Iterable[ResultLine], notes: DatasetNotes) -> Iterable[tuple[str, tuple[str, str]]]:
@@ -134,7 +130,7 @@ def _selection(experiment: Experiment, lines: Sequence[ResultLine], data_files: 
         datasets=ordered("dataset", experiment.datasets),
         encoders=ordered("encoder", experiment.encoders),
         losses=ordered("loss", experiment.losses),
-        recipes=(lines[0].recipe,),
+        recipe=lines[0].recipe,
         seeds=tuple(sorted({line.seed for line in lines})),
         sweep=numbers if experiment.sweeps else None,
         settings=tuple(lines[0].settings),
@@ -156,11 +152,9 @@ def _overview(verdicts: Verdicts) -> str:
     """How many cells are above, within and below; nothing where nothing is printed."""
     if not verdicts:
         return ""
-    names = ["experiment", "recipe", "loss"]
-    frame = pd.DataFrame(verdicts, columns=[*names, "verdict"])
-    counts = pd.crosstab([frame[name] for name in names], frame["verdict"])
-    counts = counts.reindex(frame[names].drop_duplicates(), columns=list(MARKS), fill_value=0)
-    rows = [f"| {' | '.join(map(str, row))} |\n" for row in counts.reset_index().itertuples(index=False)]
+    counts = Counter(verdicts)
+    labels = dict.fromkeys(verdict[:3] for verdict in verdicts)
+    rows = [f"| {' | '.join([*row, *(str(counts[*row, verdict]) for verdict in MARKS)])} |\n" for row in labels]
     return (
         "## At a glance\n\n"
         "| experiment | recipe | loss | above | within | below |\n"
@@ -173,15 +167,11 @@ def _overview(verdicts: Verdicts) -> str:
 def _machines(lines: Sequence[ResultLine], dataset_notes: DatasetNotes) -> str:
     """Hardware, versions, recipes and datasets of the runs."""
     runs = [line for line in lines if line.measure == "scores"]
-    kinds = pd.Series(
-        [
-            f"{line.machine.get('gpu') or line.machine.get('cpu')}, torch {line.machine.get('torch')}, "
-            f"commit {line.machine.get('commit')}"
-            for line in runs
-        ],
-        dtype=object,
-    )
-    items = [f"- {count} runs on {kind}." for kind, count in kinds.value_counts(sort=False).items()]
+    machines = Counter(tuple(line.machine.get(name) for name in ("gpu", "cpu", "torch", "commit")) for line in runs)
+    items = [
+        f"- {count} runs on {gpu or cpu}, torch {torch}, commit {commit}."
+        for (gpu, cpu, torch, commit), count in machines.items()
+    ]
     for group in _by_recipe(runs):
         recipe, settings = group[0].recipe, group[0].settings
         epochs = Job("cifar100", "resnet18", "cam", recipe, 0).config.recipe.epochs

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,9 @@ from kedge.config.compose import CONFIG, build_dataset, load_config, quoted
 from kedge.config.trust import OWN
 from kedge.errors import ConfigError, KedgeError
 from kedge.model import Model
-from kedge.reproduce.jobs import DataFiles, Job
+from kedge.reproduce.jobs import DataFiles, Job, ResultLine, ResultStore
 from kedge.reproduce.machine import describe
 from kedge.reproduce.measures import MEASURES
-from kedge.reproduce.results import ResultLine, ResultStore
 from kedge.training import resume_run, start_run
 from kedge.training.checkpoint import BEST, LAST
 
@@ -105,7 +105,7 @@ def perform_planned(config: Any) -> None:
 
 
 def _task(job: Job, out: Path, data_files: DataFiles) -> dict[str, Any]:
-    return {"job": job.to_json(), "out": str(out), "data_files": {name: str(path) for name, path in data_files.items()}}
+    return {"job": asdict(job), "out": str(out), "data_files": {name: str(path) for name, path in data_files.items()}}
 
 
 def _start(task: dict[str, Any], log: Any) -> subprocess.Popen[bytes]:

@@ -133,7 +133,7 @@ class Table:
 
     def markdown(self) -> str:
         """The table as GitHub shows it, with title, legend and notes."""
-        heads, *body = self._texts("**{}**".format, str, for_markdown)
+        heads, *body = self._texts("**{}**".format, for_markdown)
         rules = ["---"] * len(self.labels) + ["---:"] * (len(heads) - len(self.labels))
         drawn = "\n".join(f"| {' | '.join(line)} |" for line in (heads, rules, *body))
         notes = "\n".join(f"- {for_markdown(note)}" for note in self._notes())
@@ -141,7 +141,7 @@ class Table:
 
     def latex(self) -> str:
         """In landscape, over as many pages as it needs; the document must load the packages of its first lines."""
-        heads, *body = self._texts(r"\textbf{{{}}}".format, for_latex, for_latex)
+        heads, *body = self._texts(r"\textbf{{{}}}".format, for_latex)
         # Stacked heads widen no column.
         stacks = [r"\shortstack[r]{{{}}}".format(head.replace(", ", r",\\")) for head in heads]
         top = [r"\toprule", rf"{' & '.join(stacks)} \\", r"\midrule"]
@@ -203,19 +203,17 @@ class Table:
         best: list[list[bool]] = ((scores == groups.transform("max")) & (groups.transform("count") > 1)).values.tolist()
         return best
 
-    def _texts(
-        self, bold: Callable[[str], str], escape: Callable[[str], str], escape_label: Callable[[str], str]
-    ) -> list[list[str]]:
+    def _texts(self, bold: Callable[[str], str], escape: Callable[[str], str]) -> list[list[str]]:
         """The heads, and row by row the labels, blank where they repeat those above, and a text under every head.
 
         A column for which the paper prints something is followed by what it prints.
         """
         printed = {column for _, column, cell in self.cells() if cell.paper}
         heads = [head for column in self.columns for head in [column.title, "paper"][: 1 + (column in printed)]]
-        texts = [[escape_label(head) for head in (*self.labels, *heads)]]
+        texts = [[escape(head) for head in (*self.labels, *heads)]]
         for above, (labels, cells), best in zip([(), *self.rows], self.rows.items(), self._best(), strict=False):
             blank = [above[: depth + 1] == labels[: depth + 1] for depth in range(len(labels))]
-            line = ["" if same else escape_label(display(label)) for label, same in zip(labels, blank, strict=True)]
+            line = ["" if same else escape(display(label)) for label, same in zip(labels, blank, strict=True)]
             for column, cell, is_best in zip(self.columns, cells, best, strict=True):
                 number = escape("–" if cell is None else cell.text(column.unit))
                 count = f"({len(cell.values)})" if cell and cell.values and column.unit != "rank" else ""

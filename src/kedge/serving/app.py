@@ -15,7 +15,9 @@ from typing import cast
 
 import uvicorn
 from fastapi import Depends, FastAPI, Request, Response
+from fastapi.dependencies.utils import get_flat_params
 from fastapi.exceptions import RequestValidationError
+from fastapi.params import Query
 from fastapi.responses import FileResponse, JSONResponse
 from fastapi.security import HTTPBearer
 from rich.console import Console
@@ -28,7 +30,7 @@ import kedge
 from kedge.errors import ConfigError, GalleryError, ImageError, KedgeError
 from kedge.serving.connections import Connection, ConnectionLimiter
 from kedge.serving.metrics import Metrics
-from kedge.serving.routes import items, meta, refuse_unknown_parameters, search
+from kedge.serving.routes import items, meta, search
 from kedge.serving.schemas import Error
 from kedge.serving.security import API, SecurityMiddleware, error_response
 from kedge.serving.service import Service
@@ -70,7 +72,7 @@ def create_app(gallery: str | Path, settings: Settings | None = None) -> FastAPI
     _answer_errors(app)
     # The middleware asks for the key before anything is read; this only says so in the description.
     bearer = [Depends(HTTPBearer(auto_error=False))] if settings.key is not None else []
-    checked = [Depends(refuse_unknown_parameters)]
+    checked = [Depends(_refuse_unknown_parameters)]
     for router in (search.router, items.router, meta.router):
         app.include_router(router, prefix=API, dependencies=[*bearer, *checked])
     app.include_router(meta.probes, prefix=API, dependencies=checked)
@@ -131,6 +133,15 @@ def uvicorn_config(app: FastAPI) -> uvicorn.Config:
         server_header=False,
         timeout_graceful_shutdown=_GRACE_SECONDS,
     )
+
+
+async def _refuse_unknown_parameters(request: Request) -> None:
+    """Refuse query parameters that the endpoint does not have: a misspelt one would silently change nothing."""
+    fields = get_flat_params(request.scope["route"].dependant)
+    known = [field.alias for field in fields if isinstance(field.field_info, Query)]
+    unknown = next((name for name in request.query_params if name not in known), None)
+    if unknown is not None:
+        raise HTTPException(422, f"There is no parameter {unknown[:50]!r}: this takes {', '.join(known) or 'none'}.")
 
 
 def _listen(host: str, port: int) -> socket.socket:

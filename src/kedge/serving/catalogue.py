@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from http import HTTPStatus
 from pathlib import Path, PurePath
 
 import numpy as np
@@ -49,7 +48,7 @@ class Catalogue(Items):
         """The embedding of one item, compared with its checksums."""
         position = int(np.searchsorted(self.ids, id))
         if position == len(self) or self.ids[position] != id:
-            raise HTTPException(HTTPStatus.NOT_FOUND, f"There is no item {id}.")
+            raise HTTPException(404, f"There is no item {id}.")
         lists, row = self.locate(position)
         lists.prefetch([int(np.searchsorted(lists.offsets, row, side="right")) - 1])
         return np.array(lists.vectors[row])

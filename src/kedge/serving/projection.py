@@ -6,15 +6,9 @@ components of what is left of it. So its place depends on its embedding alone: n
 
 from __future__ import annotations
 
-from http import HTTPStatus
-
 import numpy as np
-from starlette.exceptions import HTTPException
 
-from kedge.gallery.anchors import Anchors
-from kedge.serving.catalogue import Catalogue
-
-__all__ = ["MAX_ANCHORS", "Projection", "fitted_projection"]
+__all__ = ["MAX_ANCHORS", "SAMPLE", "Projection"]
 
 MAX_ANCHORS = 2000
 """A map of more cannot be read."""
@@ -22,7 +16,7 @@ _TSNE_ANCHORS = 1000
 """The most that t-SNE lays out: what takes some two seconds."""
 _TSNE_STEPS = 500
 _PERPLEXITY = 10
-_SAMPLE = 2000
+SAMPLE = 2000
 """Items that say how far, and in which directions, items lie around their anchors."""
 _REACH = 0.45
 """How far items get from their anchor at most, as a share of the distance between neighbouring anchors."""
@@ -68,20 +62,6 @@ class Projection:
         weights = (distances[:, :1] / distances) ** _SHARPNESS
         weights /= weights.sum(axis=1, keepdims=True)
         return np.einsum("ij,ijk->ik", weights, self.anchors[near]), rows - self._points[near[:, 0]]
-
-
-def fitted_projection(catalogue: Catalogue, previous: tuple[Anchors, Projection] | None) -> tuple[Anchors, Projection]:
-    """The projection for the anchors of this version, beside them: the previous one, unless they are others."""
-    anchors = catalogue.snapshot.anchors
-    if len(anchors) > MAX_ANCHORS:
-        sentence = f"There is a map of up to {MAX_ANCHORS:,} anchors; this gallery has {len(anchors):,}."
-        raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, sentence)
-    if previous is not None and previous[0].names == anchors.names:
-        # Named anchors may move a little, the others are nothing but their place.
-        same_place = None not in anchors.names or np.array_equal(previous[0].vectors, anchors.vectors)
-        if same_place:
-            return previous
-    return anchors, Projection(anchors.vectors, catalogue.vectors(catalogue.spread(_SAMPLE)))
 
 
 def _layout(points: np.ndarray) -> np.ndarray:

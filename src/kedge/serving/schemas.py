@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 from fastapi import Path
@@ -15,6 +14,7 @@ Id = Annotated[int, Path(ge=0, le=MAX_ID, description="An item.")]
 Count = Annotated[int, Field(ge=0)]
 Distance = Annotated[float, Field(ge=0)]
 Coordinate = Annotated[float, Field(ge=-1, le=1)]
+Method = Literal["two_stage", "brute_force"]
 
 
 class _Schema(BaseModel):
@@ -31,14 +31,6 @@ class Status(_Schema):
     """Whether the server is there."""
 
     status: str
-
-
-class Method(StrEnum):
-    """Ways to search."""
-
-    two_stage = "two_stage"
-    brute_force = "brute_force"
-    both = "both"
 
 
 class Hit(_Schema):

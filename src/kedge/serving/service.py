@@ -10,9 +10,8 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from http import HTTPStatus
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import anyio.to_thread
 import numpy as np
@@ -23,15 +22,12 @@ from starlette.exceptions import HTTPException
 from kedge.errors import ConfigError, ImageError
 from kedge.gallery import Gallery, Result
 from kedge.gallery.anchors import Anchors
-from kedge.gallery.gallery import Method, Rank
 from kedge.gallery.inverted_lists import DamagedLists
 from kedge.io import atomic_write
-from kedge.model import Model
 from kedge.serving.batching import BatchedEncoder, Decoders, QueryVectors
 from kedge.serving.catalogue import UPLOADS, Catalogue, ImageFiles
 from kedge.serving.metrics import Metrics
-from kedge.serving.projection import Projection, fitted_projection
-from kedge.serving.schemas import ModelInfo
+from kedge.serving.projection import MAX_ANCHORS, SAMPLE, Projection
 from kedge.serving.settings import Settings
 from kedge.serving.uploads import BUSY, Uploads
 
@@ -54,12 +50,12 @@ class Service:
         self.gallery = Gallery.open(path, memory=settings.memory)
         # Writing moves a Gallery on to a newer version, so that readers have one of their own.
         self._writer = Gallery.open(path, self.gallery.model) if settings.writable else None
-        self._writing, self._projecting = asyncio.Lock(), asyncio.Lock()
+        self._writing, self.drawing = asyncio.Lock(), asyncio.Lock()
         self.uploads = Uploads(settings, metrics)
         self._slots = asyncio.Semaphore(settings.concurrency)
         model = self.gallery.model
-        self.model_info = None if model is None else _describe(model)
         self._encoder = None if model is None else BatchedEncoder(model, settings.batch, metrics)
+        self.fingerprint = "" if model is None else model.fingerprint  # hashes all weights
         # Uploads and thumbnails apart: neither waits for the other's slow images.
         self._upload_decoders, self._thumbnail_decoders = (
             Decoders(_WORKERS, settings.decode_seconds, settings.max_pixels) for _ in range(2)
@@ -94,13 +90,13 @@ class Service:
         """Be one of the requests in flight until the block ends or its deadline passes; excess requests get 429."""
         if self._slots.locked():
             self.metrics.refused.inc()
-            raise HTTPException(HTTPStatus.TOO_MANY_REQUESTS, BUSY)
+            raise HTTPException(429, BUSY)
         try:
             with self.metrics.in_flight.track_inprogress():
                 async with self._slots, asyncio.timeout(self.settings.seconds) as deadline:
                     yield deadline
         except TimeoutError:
-            raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, "That took too long: try again.") from None
+            raise HTTPException(503, "That took too long: try again.") from None
 
     # ------------------------------------------------------------------ reading
 
@@ -127,8 +123,7 @@ class Service:
         """An image as the encoder takes it."""
         model = self.gallery.model
         if model is None:
-            sentence = "This gallery holds vectors and no model: search with an item."
-            raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, sentence)
+            raise HTTPException(422, "This gallery holds vectors and no model: search with an item.")
         return await self._upload_decoders.pixels(content, model.preprocessing)
 
     async def embed(self, pixels: np.ndarray) -> QueryVectors:
@@ -146,42 +141,29 @@ class Service:
         except DamagedLists:
             return QueryVectors(*self.gallery.item_vectors(id))  # the search that follows has the lists rebuilt
 
-    def search(
-        self,
-        catalogue: Catalogue,
-        query: QueryVectors,
-        k: int,
-        method: Method = "two_stage",
-        probes: int = 1,
-        where: str | None = None,
-        *,
-        rank: Rank = "auto",
-        exclude_id: int | None = None,
-    ) -> Result:
+    def search(self, catalogue: Catalogue, query: QueryVectors, k: int, **options: Any) -> Result:
         """`Gallery.search_embeddings` for one query, in one version."""
+        features = None if query.features is None else query.features[None]
         [result] = self.gallery.search_embeddings(
-            query.embedding[None],
-            k,
-            method,
-            probes,
-            where=where,
-            features=None if query.features is None else query.features[None],
-            rank=rank,
-            exclude_id=exclude_id,
-            snapshot=catalogue.snapshot,
+            query.embedding[None], k, features=features, snapshot=catalogue.snapshot, **options
         )
         return result
 
-    async def run_projection(self, act: Callable[[Catalogue, Projection], T]) -> T:
-        """Call `act` with the newest version and its map, which is fitted when first asked for; one after the other."""
-
-        def run() -> T:
-            catalogue = self.catalogue()
-            self._projection = fitted_projection(catalogue, self._projection)
-            return act(catalogue, self._projection[1])
-
-        async with self._projecting:
-            return await run_in_threadpool(run)
+    def projection(self, catalogue: Catalogue) -> Projection:
+        """The map of this version, fitted when first asked for and where its anchors are others; hold `drawing`."""
+        anchors = catalogue.snapshot.anchors
+        if len(anchors) > MAX_ANCHORS:
+            limits = f"up to {MAX_ANCHORS:,} anchors; this gallery has {len(anchors):,}"
+            raise HTTPException(422, f"There is a map of {limits}.")
+        if self._projection is not None:
+            previous, projection = self._projection
+            # Named anchors may move a little, the others are nothing but their place.
+            same_place = None not in anchors.names or np.array_equal(previous.vectors, anchors.vectors)
+            if previous.names == anchors.names and same_place:
+                return projection
+        projection = Projection(anchors.vectors, catalogue.vectors(catalogue.spread(SAMPLE)))
+        self._projection = anchors, projection
+        return projection
 
     def place(self, vector: np.ndarray) -> tuple[float, float] | None:
         """Coordinates of a query on the map; None before that is fitted."""
@@ -200,26 +182,25 @@ class Service:
         try:
             image = await run_in_threadpool(find)
             if isinstance(image, Path):
-                image = self._thumbnails.get((id, image)) or await self._make_thumbnail(id, image)
+                key = id, image
+                if key not in self._thumbnails:
+                    made = await self._thumbnail_decoders.thumbnail(image, _THUMBNAIL_SIDE)
+                    if len(self._thumbnails) >= _THUMBNAIL_CACHE:
+                        del self._thumbnails[next(iter(self._thumbnails))]
+                    self._thumbnails[key] = made
+                image = self._thumbnails[key]
         except (ConfigError, ImageError):
             image = None
         if image is None:
-            raise HTTPException(HTTPStatus.NOT_FOUND, f"There is no image of an item {id}.")
+            raise HTTPException(404, f"There is no image of an item {id}.")
         return image
-
-    async def _make_thumbnail(self, id: int, file: Path) -> bytes:
-        made = await self._thumbnail_decoders.thumbnail(file, _THUMBNAIL_SIDE)
-        if len(self._thumbnails) >= _THUMBNAIL_CACHE:
-            del self._thumbnails[next(iter(self._thumbnails))]
-        self._thumbnails[id, file] = made
-        return made
 
     # ------------------------------------------------------------------ writing
 
     def check_writable(self) -> Gallery:
         """The gallery to write to; refused where the server only reads."""
         if self._writer is None:
-            raise HTTPException(HTTPStatus.FORBIDDEN, "This server only reads: start it with --writable.")
+            raise HTTPException(403, "This server only reads: start it with --writable.")
         return self._writer
 
     async def add(self, content: bytes, label: str | None, deadline: asyncio.Timeout) -> int:
@@ -230,7 +211,7 @@ class Service:
     async def remove(self, id: int, deadline: asyncio.Timeout) -> None:
         """Remove an item."""
         if await self._write(lambda gallery: gallery.remove(id), deadline) == 0:
-            raise HTTPException(HTTPStatus.NOT_FOUND, f"There is no item {id}.")
+            raise HTTPException(404, f"There is no item {id}.")
 
     async def _write(self, act: Callable[[Gallery], T], deadline: asyncio.Timeout) -> T:
         """One after the other. What has begun is finished and answered, however long it takes; what has not is not."""
@@ -242,7 +223,7 @@ class Service:
 def _add(gallery: Gallery, content: bytes, label: str | None) -> int:
     digest = hashlib.sha256(content).hexdigest()
     if ids := gallery.ids(f"hash = '{digest}'"):
-        raise HTTPException(HTTPStatus.CONFLICT, f"That image is there already, as item {ids[0]}.")
+        raise HTTPException(409, f"That image is there already, as item {ids[0]}.")
     # A name of ours: none that comes with a request ever names a file.
     file = gallery.path / UPLOADS / digest
     file.parent.mkdir(exist_ok=True)
@@ -258,11 +239,6 @@ def _add(gallery: Gallery, content: bytes, label: str | None) -> int:
     if not added:
         raise ImageError("The image cannot be read.")
     return added[0]
-
-
-def _describe(model: Model) -> ModelInfo:
-    size = model.preprocessing.size
-    return ModelInfo(encoder=model.encoder.name, loss=model.loss, size=size, fingerprint=model.fingerprint)
 
 
 async def _service_of(request: Request) -> Service:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from http import HTTPStatus
 
 from fastapi import Request
 from starlette.datastructures import UploadFile
@@ -54,8 +53,7 @@ class Uploads:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if not (kind.startswith("image/") or kind in (_BYTES, _FORM)):
             reason = f"{kind[:100]} is not an image" if kind else "The request does not say what it holds"
-            sentence = f"{reason}: send one as image/*, {_BYTES} or a form."
-            raise HTTPException(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, sentence)
+            raise HTTPException(415, f"{reason}: send one as image/*, {_BYTES} or a form.")
         declared = request.headers.get("content-length", "")
         self._check_size(int(declared) if declared.isdigit() else 0)
         deadline, body = asyncio.timeout(self._settings.upload_seconds), bytearray()
@@ -64,7 +62,7 @@ class Uploads:
             await self._read(request, deadline)
             image = await _form_file(request, bytes(body)) if kind == _FORM else bytes(body)
             if not image:
-                raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, "The image is empty (0 bytes).")
+                raise HTTPException(422, "The image is empty (0 bytes).")
             yield image
         finally:
             self._arriving.pop(deadline, None)
@@ -76,16 +74,16 @@ class Uploads:
                 async for chunk in request.stream():
                     self._receive(deadline, chunk)
         except ClientDisconnect:
-            raise HTTPException(HTTPStatus.BAD_REQUEST, "The image ended before it was complete.") from None
+            raise HTTPException(400, "The image ended before it was complete.") from None
         except TimeoutError:
-            raise HTTPException(HTTPStatus.REQUEST_TIMEOUT, "The image came too slowly: try again.") from None
+            raise HTTPException(408, "The image came too slowly: try again.") from None
         del self._arriving[deadline]  # a whole one is not cut off
 
     def _check_size(self, count: int) -> None:
         limit = self._settings.max_bytes
         if count > limit:
             size = f"{limit / 2**20:g} MiB" if limit >= 2**20 else f"{limit:,} bytes"
-            raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"The image is larger than {size}.")
+            raise HTTPException(413, f"The image is larger than {size}.")
 
     def _receive(self, deadline: asyncio.Timeout, chunk: bytes) -> None:
         """Keep bytes that arrived, if need be in the place of another upload's."""
@@ -99,7 +97,7 @@ class Uploads:
             stalled = next(iter(self._arriving))
             if stalled is deadline:
                 self._metrics.refused.inc()
-                raise HTTPException(HTTPStatus.TOO_MANY_REQUESTS, BUSY)
+                raise HTTPException(429, BUSY)
             content = self._arriving.pop(stalled)
             self.held -= len(content)
             content.clear()
@@ -116,7 +114,7 @@ async def _form_file(request: Request, body: bytes) -> bytes:
             if isinstance(file := form.get("file"), UploadFile):
                 content = await file.read()
     except (HTTPException, KeyError, ValueError):
-        raise HTTPException(HTTPStatus.BAD_REQUEST, "The form cannot be understood.") from None
+        raise HTTPException(400, "The form cannot be understood.") from None
     if content is None:
-        raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, "The form must hold an image as `file`.")
+        raise HTTPException(422, "The form must hold an image as `file`.")
     return content

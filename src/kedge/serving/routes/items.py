@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from http import HTTPStatus
 from typing import Annotated, Any
 
 import numpy as np
@@ -57,7 +56,7 @@ def item(id: Id, service: ServiceDependency) -> schemas.Item:
     try:
         described = service.gallery.item(id)
     except ConfigError:
-        raise HTTPException(HTTPStatus.NOT_FOUND, f"There is no item {id}.") from None
+        raise HTTPException(404, f"There is no item {id}.") from None
     plain = (bool, int, float, str, type(None))
     metadata = {name: value for name, value in described.metadata.items() if isinstance(value, plain)}
     return schemas.Item(id=id, name=shown_name(described.path), label=described.label, metadata=metadata)

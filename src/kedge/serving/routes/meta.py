@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from datetime import UTC
-from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 import kedge
 from kedge.serving import schemas
-from kedge.serving.catalogue import Catalogue
-from kedge.serving.projection import Projection
 from kedge.serving.routes.search import hit_schemas
 from kedge.serving.schemas import MAX_ID, MAX_K, MAX_PROBES
 from kedge.serving.service import ServiceDependency
@@ -27,7 +25,7 @@ probes = APIRouter(tags=["server"])
 @router.get("/info")
 def info(service: ServiceDependency) -> schemas.Info:
     """The facts of the gallery."""
-    gallery = service.gallery
+    gallery, model = service.gallery, service.gallery.model
     catalogue, versions = service.catalogue(), gallery.versions()
     calibrated = gallery.calibration is not None or (gallery.features > 0 and gallery.min_familiarity is not None)
     changed = versions[-1].time.astimezone(UTC).isoformat(timespec="seconds") if versions else None
@@ -42,7 +40,14 @@ def info(service: ServiceDependency) -> schemas.Info:
         precision=gallery.precision,
         thumbnails=gallery.thumbnails,
         record=schemas.RecordInfo(version=catalogue.snapshot.version, versions=len(versions), changed=changed),
-        model=service.model_info,
+        model=None
+        if model is None
+        else schemas.ModelInfo(
+            encoder=model.encoder.name,
+            loss=model.loss,
+            size=model.preprocessing.size,
+            fingerprint=service.fingerprint,
+        ),
         calibrated=calibrated,
         writable=service.settings.writable,
         limits=schemas.Limits(bytes=service.settings.max_bytes, k=MAX_K, probes=MAX_PROBES),
@@ -77,7 +82,7 @@ def typical(
     """An anchor with the items of its list that are nearest to it."""
     catalogue = service.catalogue()
     if anchor >= len(catalogue.list_sizes):
-        raise HTTPException(HTTPStatus.NOT_FOUND, f"There is no anchor {anchor}.")
+        raise HTTPException(404, f"There is no anchor {anchor}.")
     return schemas.Typical(
         anchor=anchor,
         name=catalogue.snapshot.anchors.names[anchor],
@@ -92,7 +97,9 @@ async def gallery_map(
 ) -> schemas.GalleryMap:
     """The gallery in two dimensions."""
 
-    def draw(catalogue: Catalogue, projection: Projection) -> schemas.GalleryMap:
+    def draw() -> schemas.GalleryMap:
+        catalogue = service.catalogue()
+        projection = service.projection(catalogue)
         rows = catalogue.spread(limit)
         x, y = projection.place(catalogue.vectors(rows)).round(4).T.tolist()
         anchors = zip(catalogue.snapshot.anchors.names, projection.anchors.tolist(), strict=True)
@@ -104,8 +111,8 @@ async def gallery_map(
             record=catalogue.snapshot.version,
         )
 
-    async with service.slot():
-        return await service.run_projection(draw)
+    async with service.slot(), service.drawing:
+        return await run_in_threadpool(draw)
 
 
 @probes.get("/health")

@@ -4,8 +4,7 @@
 import time
 from collections.abc import Iterable
 from dataclasses import replace
-from http import HTTPStatus
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple, get_args
 
 import numpy as np
 from fastapi import APIRouter, Depends, Query, Request
@@ -24,12 +23,6 @@ from kedge.serving.uploads import REQUEST_BODY
 __all__ = ["hit_schemas", "router"]
 
 _NEAREST_ANCHORS = 5
-_METHODS: dict[schemas.Method, list[Method]] = {
-    schemas.Method.two_stage: ["two_stage"],
-    schemas.Method.brute_force: ["brute_force"],
-    # One after the other, so that neither is in the other's way.
-    schemas.Method.both: ["two_stage", "brute_force"],
-}
 router = APIRouter(tags=["search"])
 
 
@@ -37,9 +30,9 @@ class SearchOptions(NamedTuple):
     """The parameters of a search."""
 
     k: Annotated[int, Query(ge=1, le=MAX_K, description="How many hits.")] = 20
-    method: Annotated[schemas.Method, Query(description="How to search; both: one after the other.")] = (
-        schemas.Method.two_stage
-    )
+    method: Annotated[
+        Literal["two_stage", "brute_force", "both"], Query(description="How to search; both: one after the other.")
+    ] = "two_stage"
     probes: Annotated[int, Query(ge=1, le=MAX_PROBES, description="How many lists a two-stage search reads.")] = 1
     rank: Annotated[
         Rank, Query(description="What makes items alike; auto: the predicted class, or looks where that came later.")
@@ -82,8 +75,7 @@ def hit_schemas(hits: Iterable[Hit]) -> list[schemas.Hit]:
 
 def _check_rank(service: Service, options: SearchOptions) -> None:
     if options.rank == "looks" and not service.gallery.features:
-        sentence = "This gallery keeps no features beside its embeddings: leave rank=looks out."
-        raise HTTPException(HTTPStatus.BAD_REQUEST, sentence)
+        raise HTTPException(400, "This gallery keeps no features beside its embeddings: leave rank=looks out.")
 
 
 def _answer(
@@ -94,25 +86,24 @@ def _answer(
     exclude_id = asked if isinstance(asked, int) else None
     query = service.vectors(catalogue, asked) if isinstance(asked, int) else asked
     if options.rank == "looks" and query.features is None:
-        sentence = f"Item {exclude_id} was added without features: leave rank=looks out."
-        raise HTTPException(HTTPStatus.BAD_REQUEST, sentence)
+        raise HTTPException(400, f"Item {exclude_id} was added without features: leave rank=looks out.")
     quoted = ", ".join("'" + label.replace("'", "''") + "'" for label in options.label)
     where = f"label IN ({quoted})" if quoted else None
+    chosen = {"probes": options.probes, "where": where, "exclude_id": exclude_id}
 
     def search(method: Method, rank: Rank) -> Result:
-        result = service.search(
-            catalogue, query, options.k, method, options.probes, where, rank=rank, exclude_id=exclude_id
-        )
+        result = service.search(catalogue, query, options.k, method=method, rank=rank, **chosen)
         service.metrics.searched.labels(method).observe(result.seconds)
         return result
 
-    methods, rank, decided = _METHODS[options.method], options.rank, None
-    if len(methods) > 1 and rank == "auto":
-        # Both by the same distances, embeddings' or features': else they could not be compared.
-        decided = search(methods[0], rank)
-        rank = decided.rank
-    results = {method: search(method, rank) for method in methods}
-    decided = decided or results[methods[0]]
+    if options.method == "both":
+        first = search("two_stage", options.rank)
+        # Both by the same distances, embeddings' or features': else they could not be compared. One after the other,
+        # so that neither is in the other's way.
+        results = {method: search(method, first.rank) for method in get_args(schemas.Method)}
+    else:
+        first = search(options.method, options.rank)
+        results = {options.method: first}
     # Of all anchors, also where others route the search.
     anchors = replace(catalogue.snapshot.anchors, learned_first=False)
     nearest = anchors.nearest(query.embedding[None], min(_NEAREST_ANCHORS, len(anchors)))[0]
@@ -123,8 +114,8 @@ def _answer(
             schemas.NearAnchor(anchor=anchor, name=anchors.names[anchor], distance=distance)
             for anchor, distance in zip(nearest.tolist(), distances.tolist(), strict=True)
         ],
-        rank=decided.rank,
-        unknown=decided.unknown,
+        rank=first.rank,
+        unknown=first.unknown,
         place=service.place(query.embedding),
         seconds=schemas.Seconds(encoder=encoder, total=time.perf_counter() - started),
         record=catalogue.snapshot.version,
@@ -134,7 +125,7 @@ def _answer(
 def _search_schema(catalogue: Catalogue, query: QueryVectors, method: Method, result: Result) -> schemas.Search:
     in_lists = method == "two_stage" and result.rank == "class"
     return schemas.Search(
-        method=schemas.Method(method),
+        method=method,
         hits=hit_schemas(result),
         looked_at=result.anchors if in_lists or result.rank == "looks" else [],
         compared=catalogue.items_in(result.anchors, query.embedding) if in_lists else len(catalogue),
