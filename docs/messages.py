@@ -55,7 +55,7 @@ def shown(node: ast.expr) -> str:
         return node.value if isinstance(node.value, str) else ""
     if isinstance(node, ast.JoinedStr):
         parts = (
-            value.value if isinstance(value, ast.Constant) else "{" + ast.unparse(value.value) + "}"  # type: ignore[attr-defined]
+            value.value if isinstance(value, ast.Constant) else "{" + ast.unparse(value.value) + "}"
             for value in node.values
         )
         return "".join(map(str, parts))

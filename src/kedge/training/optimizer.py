@@ -39,7 +39,7 @@ def build_optimizer(
     ]
     groups = [group for group in groups if group["params"]]
     common: dict[str, Any] = {"lr": options.lr, "weight_decay": options.weight_decay}
-    common["fused"] = groups[0]["params"][0].device.type == "cuda"
+    common["fused"] = groups[0]["params"][0].device.type == "cuda" or options.name == "adamw"
     if options.name == "sgd":
         return torch.optim.SGD(groups, momentum=options.momentum, nesterov=options.momentum > 0, **common)
     return (torch.optim.AdamW if options.name == "adamw" else torch.optim.Adam)(groups, **common)
