@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,11 +20,10 @@ from kedge.gallery.distances import unit_rows
 from kedge.gallery.ingest import Added, add_images, dataset_images, list_with_labels
 from kedge.gallery.location import Location, wrap_url_errors
 from kedge.gallery.manifest import ListKind, Manifest, create_folder, download_folder, open_model, read_manifest
-from kedge.gallery.ranking import RANKS, Rank, familiarity
+from kedge.gallery.ranking import RANKS, Rank, Searcher, VectorSearch, familiarity
 from kedge.gallery.schema import check_columns, check_vectors, require_positive
 from kedge.gallery.search import Item, Result, Snapshot
-from kedge.gallery.searcher import Searcher, VectorSearch
-from kedge.gallery.snapshot import SnapshotLoader, stolen_items
+from kedge.gallery.snapshot import SnapshotLoader
 from kedge.gallery.table import MEMORY, Table, Version
 from kedge.images import fetch_image, is_url, read_image
 from kedge.model import Model
@@ -34,7 +32,6 @@ __all__ = ["Gallery", "Item", "Method", "Rank"]
 
 Method = Literal["two_stage", "brute_force"]
 _METHODS = get_args(Method)
-_log = logging.getLogger(__name__)
 Query = str | Path | bytes | int | Image.Image | np.ndarray
 
 
@@ -59,7 +56,6 @@ class Gallery:
         self._calibration = CalibrationFile(location)
         self._calibration.load()
         self._table = Table(location, self.dim, memory=memory)
-        self._has_learned = learned is not None and len(learned) > 0
         space = Space(
             self.dim,
             learned=learned,
@@ -72,8 +68,6 @@ class Gallery:
         self._looks = SnapshotLoader(self._table, Space.of_looks(self.features)) if self.features else None
         self._loaders = [loader for loader in (self._snapshots, self._looks) if loader is not None]
         self._searcher = Searcher(self._snapshots, self._looks, self._calibration)
-        self._judged = set(self.classes)
-        """Labels of which it is known whether their anchors take items of others."""
 
     @classmethod
     @renamed_keywords(precision=None)
@@ -232,7 +226,7 @@ class Gallery:
         files, names = dataset_images(source, labels) if is_external(source) else list_with_labels(source, labels)
         columns = check_columns(len(files), names, None, metadata, self._table.own_columns)
         steps = commit_every or len(files)
-        with self._judging_new_labels(columns["label"]), self.writing() as table:
+        with self.writing() as table:
             return add_images(table, self.model, files, columns, self.thumbnails, steps, progress)
 
     def add_embeddings(
@@ -254,7 +248,7 @@ class Gallery:
             return []
         if features is not None:
             columns["features"] = self._check_features(features, len(matrix))
-        with self._judging_new_labels(columns["label"]), self.writing() as table:
+        with self.writing() as table:
             table.add_columns(columns)
             first = table.reserve_ids(len(matrix))
             ids = list(range(first, first + len(matrix)))
@@ -402,9 +396,9 @@ class Gallery:
             if features is None:
                 raise ConfigError("rank='looks' needs the features of the queries: give features, or search images.")
         looks = None if features is None or not self.features else self._check_features(features, len(matrix))
-        how = VectorSearch(k, probes if method == "two_stage" else None, min_candidates, where, exclude_id, rank)
-        snapshot = self.snapshot() if snapshot is None else snapshot
-        return self._searcher.search(snapshot, matrix, looks, how, self.min_familiarity)
+        lists = probes if method == "two_stage" else None
+        how = VectorSearch(k, lists, min_candidates, where, exclude_id, rank, self.min_familiarity)
+        return self._searcher.search(self.snapshot() if snapshot is None else snapshot, matrix, looks, how)
 
     def _require_features(self) -> None:
         if not self.features:
@@ -434,29 +428,6 @@ class Gallery:
     def check_vectors(self, vectors: Any) -> np.ndarray:
         """Vectors as a float32 matrix of this gallery's dimension, one row each; raises where they are none."""
         return check_vectors(vectors, self.dim)
-
-    @contextmanager
-    def _judging_new_labels(self, labels: Sequence[str | None]) -> Iterator[None]:
-        """Inside the block items with these labels are added: say so where new anchors take items of other labels.
-
-        Not in a gallery that keeps features, where new anchors take no part in routing.
-        """
-        added = {label for label in labels if label is not None} - self._judged
-        if not added or self.features or not self._has_learned:
-            yield
-            return
-        added -= set(self.snapshot().anchors.names)
-        yield
-        self._judged |= added
-        if added and (stolen := stolen_items(self.snapshot(), added)) is not None:
-            label, share = stolen
-            _log.warning(
-                "%s: the new label %r takes %.0f %% of the items of other labels from their lists: "
-                "train with it, or search with more probes.",
-                self.location,
-                label,
-                100 * share,
-            )
 
     def anchors_for(self, table: Table) -> Anchors:
         """The anchors for what `table` holds now."""

@@ -53,11 +53,11 @@ class BlockChecksums:
         self._arrays = arrays
         self._checksums = checksums
         self._pending = np.ones(len(checksums), bool)
-        self._all_intact = False
+        self.all_intact = False
 
     def check(self, bounds: Sequence[tuple[int, int]]) -> None:
         """Compare the blocks that hold these ranges of rows, unless they were compared before."""
-        if self._all_intact:
+        if self.all_intact:
             return
         ranges = [(start // _BLOCK, -(-end // _BLOCK)) for start, end in bounds if start < end]
         ranges = [(first, last) for first, last in ranges if self._pending[first:last].any()]
@@ -69,7 +69,7 @@ class BlockChecksums:
                     raise DamagedLists("The inverted lists are damaged: their bytes are not those that were written.")
                 self._pending[block] = False
         if ranges:
-            self._all_intact = not self._pending.any()
+            self.all_intact = not self._pending.any()
 
     def _prefetch(self, start: int, end: int) -> None:
         """Ask for all pages of some rows at once (MADV_WILLNEED)."""
@@ -128,7 +128,7 @@ class InvertedLists:
 
     def verify_rows(self, rows: np.ndarray) -> None:
         """Compare the bytes of some rows with their checksums, unless that was done before."""
-        if self.blocks is not None:
+        if self.blocks is not None and not self.blocks.all_intact:
             blocks = np.unique(rows // _BLOCK).tolist()
             self.blocks.check([(block * _BLOCK, min((block + 1) * _BLOCK, len(self))) for block in blocks])
 

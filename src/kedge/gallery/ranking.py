@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
-from kedge.gallery.anchors import EXACT_ITEMS
+from kedge.gallery.anchors import EXACT_ITEMS, Anchors
+from kedge.gallery.calibration import CalibrationFile
 from kedge.gallery.distances import parallel_cdist, squared_distances, unit_rows
-from kedge.gallery.search import BLOCK, Candidates, Columns, Snapshot, k_nearest
-from kedge.gallery.snapshot import Items
+from kedge.gallery.inverted_lists import DamagedLists
+from kedge.gallery.search import BLOCK, Columns, Masks, Result, Snapshot, k_nearest
+from kedge.gallery.snapshot import Items, SnapshotLoader
 from kedge.model.calibration import NEIGHBOURS, SHARES
 from kedge.model.calibration import familiarity as combined
 
-__all__ = ["RANKS", "Comparison", "Pair", "Rank", "RankedSearch", "familiarity"]
+__all__ = ["RANKS", "Pair", "Rank", "Searcher", "VectorSearch", "familiarity"]
 
 Rank = Literal["auto", "class", "looks"]
 RANKS = get_args(Rank)
@@ -29,6 +32,119 @@ _SHARE = 8
 """Of the lists of a large looks space, one in so many is searched."""
 
 
+@dataclass(frozen=True)
+class VectorSearch:
+    """What is asked for; `probes` None: all lists."""
+
+    k: int
+    probes: int | None
+    min_candidates: int
+    where: str | None
+    exclude_id: int | None
+    rank: Rank
+    min_familiarity: float | None
+    """Of a known query; None: it is known by the distance to its nearest anchor."""
+
+
+class Searcher:
+    """Searches snapshots of the class space and, in a gallery that keeps features, of the looks space."""
+
+    def __init__(self, classes: SnapshotLoader, looks: SnapshotLoader | None, calibration: CalibrationFile) -> None:
+        self._classes, self._looks, self._calibration = classes, looks, calibration
+        self._pair: Pair | None = None
+
+    def search(
+        self, snapshot: Snapshot, embeddings: np.ndarray, features: np.ndarray | None, how: VectorSearch
+    ) -> list[Result]:
+        """A result for each query; by distance of embeddings where there are no features to compare."""
+        started = time.perf_counter()
+        try:
+            results = self._search(snapshot, embeddings, features, how)
+        except DamagedLists:
+            for loader in (self._classes, self._looks):
+                if loader is not None:
+                    loader.verified()
+            results = self._search(self._classes.latest(), embeddings, features, how)
+        seconds = (time.perf_counter() - started) / max(1, len(embeddings))
+        for result in results:
+            result.seconds = seconds
+        return results
+
+    def paired(self, snapshot: Snapshot) -> Pair:
+        """A snapshot, and that of the looks space of the same version."""
+        assert self._looks is not None
+        looks, pair = self._looks.at(snapshot.version), self._pair
+        if pair is None or pair.classes is not snapshot or pair.looks is not looks:
+            self._pair = pair = Pair(snapshot, looks)
+        return pair
+
+    def is_unknown(self, anchors: Anchors, queries: np.ndarray, nearest: np.ndarray | None = None) -> list[bool | None]:
+        """Whether each query is far from every anchor, the `nearest` if known; None without a calibration."""
+        if (calibration := self._calibration.load()) is None:
+            return [None] * len(queries)
+        unknown: list[bool | None] = (
+            np.sqrt(anchors.nearest_squares(queries, nearest)) > calibration.threshold
+        ).tolist()
+        return unknown
+
+    def _search(
+        self, snapshot: Snapshot, embeddings: np.ndarray, features: np.ndarray | None, how: VectorSearch
+    ) -> list[Result]:
+        matching = None if how.where is None else self._classes.matching(snapshot, how.where)
+        masks = None if matching is None else snapshot.masks(matching)
+        if how.rank != "class" and features is not None and self._looks is not None:
+            pair = self.paired(snapshot)
+            # Without a learned anchor nothing is predicted, and without an item in the looks space nothing compared.
+            if how.rank == "looks" or (snapshot.anchors.learned and len(pair.ids)):
+                return self._by_class_and_looks(pair, embeddings, features, how, matching, masks)
+        hits, probed = snapshot.search(embeddings, how.k, how.probes, how.min_candidates, masks, how.exclude_id)
+        names, nearest = snapshot.anchors.names, None
+        if probed is None:
+            anchors = [list(names)] * len(embeddings)
+        else:
+            anchors = [[names[number] for number in numbers.tolist()] for numbers in probed]
+            if masks is None:
+                nearest = np.array([numbers[0] for numbers in probed], dtype=np.int64)
+        unknown = self.is_unknown(snapshot.anchors, embeddings, nearest)
+        return [Result(*of_query) for of_query in zip(hits, anchors, unknown, strict=True)]
+
+    def _by_class_and_looks(
+        self,
+        pair: Pair,
+        embeddings: np.ndarray,
+        features: np.ndarray,
+        how: VectorSearch,
+        matching: np.ndarray | None,
+        masks: Masks | None,
+    ) -> list[Result]:
+        """By class or by looks, whichever suits each query."""
+        results: list[Result] = []
+        mask = None if matching is None else np.isin(pair.ids, matching)
+        names = pair.classes.anchors.names
+        for rows in _blocks(pair, len(embeddings)):
+            comparison = Comparison(pair, features[rows], how.exclude_id, exhaustive=how.probes is None)
+            if how.min_familiarity is None:
+                unknown = self.is_unknown(pair.classes.anchors, embeddings[rows])
+            else:
+                unknown = (_familiarity(pair, comparison, embeddings[rows]) < how.min_familiarity).tolist()
+            lists = np.full(len(unknown), -1)
+            if how.rank != "looks":
+                lists = _predicted_lists(pair, comparison, embeddings[rows], mask)
+            known = np.flatnonzero((lists >= 0) & (lists < pair.learned))
+            by_class = _by_class(pair, comparison, embeddings[rows][known], lists[known], known, how, masks, mask)
+            in_class = dict(zip(known.tolist(), by_class, strict=True))
+            for query, number in enumerate(lists.tolist()):
+                if query in in_class:
+                    results.append(Result(*in_class[query], unknown[query]))
+                    continue
+                columns, anchors = comparison.nearest(query, how.k, None, mask), list[str | None]()
+                if number >= 0:
+                    own = comparison.nearest(query, how.k, pair.rows_in(np.array([number])), mask)
+                    columns, anchors = _first(own, columns, how.k), [names[number]]
+                results.append(Result(columns, anchors, unknown[query], rank="looks"))
+        return results
+
+
 class Pair:
     """One version of a gallery in both spaces: the class list of every item of the looks space.
 
@@ -39,9 +155,7 @@ class Pair:
         self.classes, self.looks = classes, looks
         for part in classes.parts:
             part.lists.verify()  # an item that a damaged id hides would be missed
-        parts = [part.lists for part in looks.parts]
-        self.starts = np.cumsum([0, *map(len, parts)])
-        self.ids = np.concatenate([lists.ids for lists in parts])
+        self.ids = np.concatenate([part.lists.ids for part in looks.parts])
         self.lists = np.full(len(self.ids), -1, np.int32)
         """The class list of each row; -1 for an item that is removed."""
         items = Items(classes)
@@ -60,12 +174,7 @@ class Pair:
     def features(self, id: int) -> np.ndarray | None:
         """The features of one item, compared with their checksums; None where it has none."""
         rows = np.flatnonzero((self.ids == id) & (self.lists >= 0))
-        if not len(rows):
-            return None
-        part = int(np.searchsorted(self.starts, rows[0], side="right")) - 1
-        lists, row = self.looks.parts[part].lists, rows[:1] - self.starts[part]
-        lists.verify_rows(row)
-        return np.array(lists.vectors[row[0]])
+        return self.looks.vectors(rows[:1])[0] if len(rows) else None
 
     def rows_in(self, lists: np.ndarray) -> np.ndarray:
         """The rows of some class lists."""
@@ -87,7 +196,7 @@ class Comparison:
             probed = list(looks.anchors.nearest(features, -(-len(looks.anchors) // _SHARE)))
         self.squares = np.full((len(features), len(pair.ids)), np.inf, np.float32)
         for part, _, asking, first, end in looks.ranges(len(features), probed):
-            lists, start = looks.parts[part].lists, int(pair.starts[part])
+            lists, start = looks.parts[part].lists, int(looks.starts[part])
             queries, vectors = features[asking], lists.vectors[first:end]
             self.squares[asking, start + first : start + end] = (
                 parallel_cdist(queries, vectors)
@@ -115,13 +224,7 @@ class Comparison:
             allowed &= mask if rows is None else mask[rows]
         near = k_nearest(squares, k, allowed, 1.0)
         near = near if rows is None else np.sort(rows[near])
-        exact = self._by_differences(query, near)
-        parts = np.searchsorted(self._pair.starts, near, side="right") - 1
-        candidates = []
-        for number, part in enumerate(self._pair.looks.parts):
-            mine = parts == number
-            candidates.append(Candidates(part.lists, None, near[mine] - self._pair.starts[number], exact[mine]))
-        columns = self._pair.looks.rank(candidates, k, None)
+        columns = self._pair.looks.rank(near, self._by_differences(query, near), k)
         # The lists of the looks space have no names: an item's anchor is that of its class list.
         lists = dict(zip(self._pair.ids[near].tolist(), self._pair.lists[near].tolist(), strict=True))
         names = self._pair.classes.anchors.names
@@ -129,113 +232,46 @@ class Comparison:
 
     def _by_differences(self, query: int, rows: np.ndarray) -> np.ndarray:
         """Exact squared distances of one query to some rows."""
-        squares = np.empty(len(rows), np.float32)
-        parts = np.searchsorted(self._pair.starts, rows, side="right") - 1
-        for number, part in enumerate(self._pair.looks.parts):
-            mine = np.flatnonzero(parts == number)
-            own = rows[mine] - self._pair.starts[number]
-            part.lists.verify_rows(own)
-            squares[mine] = parallel_cdist(self._features[query][None], part.lists.vectors.take(own, axis=0))
-        return squares
+        return parallel_cdist(self._features[query][None], self._pair.looks.vectors(rows))
 
 
-class Ranked(NamedTuple):
-    """What was found for one query, and how: the fields of a `Result`."""
+def _by_class(
+    pair: Pair,
+    comparison: Comparison,
+    embeddings: np.ndarray,
+    lists: np.ndarray,
+    queries: np.ndarray,
+    how: VectorSearch,
+    masks: Masks | None,
+    mask: np.ndarray | None,
+) -> Iterator[tuple[Columns, list[str | None]]]:
+    """Hits and anchors of queries of trained classes: the items of their lists, by looks.
 
-    columns: Columns
-    anchors: list[str | None]
-    unknown: bool | None
-    rank: Literal["class", "looks"]
-
-
-@dataclass(frozen=True)
-class RankedSearch:
-    """A search in both spaces; `probes` and the like as in `Snapshot.search`."""
-
-    k: int
-    probes: int | None
-    min_candidates: int
-    exclude_id: int | None
-    matching: np.ndarray | None
-    """The ids of the items that match a filter; None: all."""
-    always_looks: bool
-    threshold: float | None
-    """The smallest familiarity of a known query."""
-
-    def run(
-        self, pair: Pair, embeddings: np.ndarray, features: np.ndarray, unknown: Sequence[bool | None]
-    ) -> list[Ranked]:
-        """Rank each query by class or by looks; without a threshold, `unknown` says which are unknown."""
-        ranked: list[Ranked] = []
-        size = max(1, BLOCK // max(1, len(pair.ids)))
-        for start in range(0, len(embeddings), size):
-            rows = slice(start, start + size)
-            ranked += self._rank(pair, embeddings[rows], features[rows], unknown[rows])
-        return ranked
-
-    def _rank(
-        self, pair: Pair, embeddings: np.ndarray, features: np.ndarray, unknown: Sequence[bool | None]
-    ) -> list[Ranked]:
-        comparison = Comparison(pair, features, self.exclude_id, exhaustive=self.probes is None)
-        if self.threshold is not None:
-            unknown = (_familiarity(pair, comparison, embeddings) < self.threshold).tolist()
-        mask = None if self.matching is None else np.isin(pair.ids, self.matching)
-        lists = np.full(len(embeddings), -1)
-        if not self.always_looks:
-            lists = _predicted_lists(pair, comparison, embeddings, mask)
-        known = np.flatnonzero((lists >= 0) & (lists < pair.learned))
-        by_class = self._by_class(pair, comparison, embeddings[known], lists[known], known, mask)
-        in_class = dict(zip(known.tolist(), by_class, strict=True))
-        names = pair.classes.anchors.names
-        ranked = []
-        for query, (number, is_unknown) in enumerate(zip(lists.tolist(), unknown, strict=True)):
-            if query in in_class:
-                ranked.append(Ranked(*in_class[query], is_unknown, "class"))
-                continue
-            columns, anchors = comparison.nearest(query, self.k, None, mask), list[str | None]()
-            if number >= 0:
-                own = comparison.nearest(query, self.k, pair.rows_in(np.array([number])), mask)
-                columns, anchors = _first(own, columns, self.k), [names[number]]
-            ranked.append(Ranked(columns, anchors, is_unknown, "looks"))
-        return ranked
-
-    def _by_class(
-        self,
-        pair: Pair,
-        comparison: Comparison,
-        embeddings: np.ndarray,
-        lists: np.ndarray,
-        queries: np.ndarray,
-        mask: np.ndarray | None,
-    ) -> Iterator[tuple[Columns, list[str | None]]]:
-        """Hits and anchors of queries of trained classes: the items of their lists, by looks.
-
-        Where all items are searched, those of the predicted list come first and the others behind, all by distance. So
-        are the items of lists where some have no features.
-        """
-        if not len(queries):
-            return
-        classes, names = pair.classes, pair.classes.anchors.names
-        masks = None if self.matching is None else classes.masks(self.matching)
-        if self.probes is None:
-            predicted = classes.scan(embeddings, self.k, list(lists[:, None]), masks, self.exclude_id)
-            everything = classes.scan(embeddings, self.k, None, masks, self.exclude_id)
-            for own, others in zip(predicted, everything, strict=True):
-                yield _first(own, others, self.k), list(names)
-            return
-        probed = classes.probe(embeddings, self.k, self.probes, self.min_candidates, masks, self.exclude_id)
-        exactly = self.probes if masks is None and not self.min_candidates else None
-        probed = [
-            np.array([predicted, *(number for number in nearest.tolist() if number != predicted)][:exactly])
-            for predicted, nearest in zip(lists.tolist(), probed, strict=True)
-        ]
-        if pair.is_complete:
-            rows = zip(queries.tolist(), probed, strict=True)
-            found = [comparison.nearest(query, self.k, pair.rows_in(numbers), mask) for query, numbers in rows]
-        else:
-            found = classes.scan(embeddings, self.k, probed, masks, self.exclude_id)
-        for columns, numbers in zip(found, probed, strict=True):
-            yield columns, [names[number] for number in numbers.tolist()]
+    Where all items are searched, those of the predicted list come first and the others behind, all by distance. So are
+    the items of lists where some have no features.
+    """
+    if not len(queries):
+        return
+    classes, names = pair.classes, pair.classes.anchors.names
+    if how.probes is None:
+        predicted = classes.scan(embeddings, how.k, list(lists[:, None]), masks, how.exclude_id)
+        everything = classes.scan(embeddings, how.k, None, masks, how.exclude_id)
+        for own, others in zip(predicted, everything, strict=True):
+            yield _first(own, others, how.k), list(names)
+        return
+    probed = classes.probe(embeddings, how.k, how.probes, how.min_candidates, masks, how.exclude_id)
+    exactly = how.probes if masks is None and not how.min_candidates else None
+    probed = [
+        np.array([predicted, *(number for number in nearest.tolist() if number != predicted)][:exactly])
+        for predicted, nearest in zip(lists.tolist(), probed, strict=True)
+    ]
+    if pair.is_complete:
+        rows = zip(queries.tolist(), probed, strict=True)
+        found = [comparison.nearest(query, how.k, pair.rows_in(numbers), mask) for query, numbers in rows]
+    else:
+        found = classes.scan(embeddings, how.k, probed, masks, how.exclude_id)
+    for columns, numbers in zip(found, probed, strict=True):
+        yield columns, [names[number] for number in numbers.tolist()]
 
 
 def _predicted_lists(pair: Pair, comparison: Comparison, embeddings: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
@@ -277,12 +313,17 @@ def _predicted_lists(pair: Pair, comparison: Comparison, embeddings: np.ndarray,
 
 def familiarity(pair: Pair, embeddings: np.ndarray, features: np.ndarray) -> np.ndarray:
     """How much some queries look like the class of their nearest anchor; see `kedge.model.calibration.familiarity`."""
-    size = max(1, BLOCK // max(1, len(pair.ids)))
-    parts = [slice(start, start + size) for start in range(0, len(features), size)]
     values = [
-        _familiarity(pair, Comparison(pair, features[part], None, exhaustive=True), embeddings[part]) for part in parts
+        _familiarity(pair, Comparison(pair, features[rows], None, exhaustive=True), embeddings[rows])
+        for rows in _blocks(pair, len(features))
     ]
     return np.concatenate([np.empty(0), *values])
+
+
+def _blocks(pair: Pair, queries: int) -> Iterator[slice]:
+    """So many queries at a time that their distances to all items fit in memory."""
+    size = max(1, BLOCK // max(1, len(pair.ids)))
+    return (slice(start, start + size) for start in range(0, queries, size))
 
 
 def _familiarity(pair: Pair, comparison: Comparison, embeddings: np.ndarray) -> np.ndarray:
