@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from kedge.audit.report import CSV_COLUMNS, KINDS
-from kedge.errors import ConfigError
+from kedge.errors import ConfigError, first_line
 from kedge.gallery import Gallery
-from kedge.gallery.schema import CHECKSUM, check_label, first_line
+from kedge.gallery.schema import CHECKSUM, check_label
 
 __all__ = ["Fixes", "apply_fixes"]
 

@@ -20,7 +20,7 @@ from kedge.gallery.distances import unit_rows
 from kedge.gallery.ingest import Added, add_images, dataset_images, list_with_labels
 from kedge.gallery.location import Location, wrap_url_errors
 from kedge.gallery.manifest import ListKind, Manifest, create_folder, download_folder, open_model, read_manifest
-from kedge.gallery.ranking import RANKS, Rank, Searcher, VectorSearch, familiarity
+from kedge.gallery.ranking import RANKS, Rank, Searcher, VectorSearch, compare
 from kedge.gallery.schema import check_columns, check_vectors, require_positive
 from kedge.gallery.search import Item, Result, Snapshot
 from kedge.gallery.snapshot import SnapshotLoader
@@ -291,8 +291,9 @@ class Gallery:
     def familiarity(self, vectors: np.ndarray, features: np.ndarray) -> np.ndarray:
         """How much queries look like what the gallery holds of trained classes; of unknown ones it is lowest."""
         vectors = self.check_vectors(vectors)
-        pair = self._searcher.paired(self.snapshot())
-        return familiarity(pair, vectors, self._check_features(features, len(vectors)))
+        features = self._check_features(features, len(vectors))
+        blocks = compare(self._searcher.paired(self.snapshot()), vectors, features)
+        return np.concatenate([np.empty(0), *(block.familiarity() for block in blocks)])
 
     def optimize(self, *, forget: float | None = None) -> None:
         """Fold everything that is new into the inverted lists, and join the table's small files.

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from kedge.errors import ConfigError, GalleryError
+from kedge.errors import ConfigError, GalleryError, first_line
 
 __all__ = [
     "CHECKSUM",
@@ -24,7 +24,6 @@ __all__ = [
     "check_vectors",
     "column_types",
     "damaged_rows",
-    "first_line",
     "normalize_label",
     "own_columns",
     "require_positive",
@@ -54,12 +53,9 @@ _BIDIRECTIONAL = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u20
 
 def column_types(dim: int, features: int = 0) -> dict[str, pa.DataType]:
     """The Arrow type of each column of a new table, whose `features` have so many numbers (0: it has none)."""
-    text, number = pa.string(), pa.int64()
-    embedding, looks = pa.list_(pa.float32(), dim), pa.list_(pa.float32(), features or 1)
-    types = dict(zip(COLUMNS, (number, text, text, text, embedding, pa.binary(), looks, number), strict=True))
-    if not features:
-        del types["features"]
-    return types
+    types = dict.fromkeys(COLUMNS, pa.string()) | {"id": pa.int64(), CHECKSUM: pa.int64(), "thumbnail": pa.binary()}
+    types |= {"embedding": pa.list_(pa.float32(), dim), "features": pa.list_(pa.float32(), features)}
+    return {name: kind for name, kind in types.items() if features or name != "features"}
 
 
 def own_columns(schema: pa.Schema) -> tuple[str, ...]:
@@ -246,8 +242,3 @@ def unseal_json(content: bytes, *, optional: bool = False) -> dict[str, Any]:
     if (checksum is not None or not optional) and checksum != zlib.crc32(content.rpartition(_SEAL)[0]):
         raise ValueError("The checksum differs.")
     return values
-
-
-def first_line(error: BaseException) -> str:
-    """What an error of a library says, without its details."""
-    return (str(error).splitlines() or [type(error).__name__])[0]

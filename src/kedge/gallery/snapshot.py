@@ -95,24 +95,23 @@ class SnapshotLoader:
             return self._snapshot
 
     def verified(self) -> Snapshot:
-        """The newest version, all its lists compared with their checksums; damaged ones are rebuilt."""
+        """The newest version, all its lists compared with their checksums.
+
+        Damaged ones are rebuilt from the table or, while somebody writes, replaced by lists in memory.
+        """
         snapshot = self.latest()
         try:
             for part in snapshot.parts:
                 part.lists.verify()
         except DamagedLists:
-            return self.repaired(snapshot)
+            with self._lock:
+                stored = self._stored
+                if stored is not None and any(part.lists is stored.lists for part in snapshot.parts):
+                    _log.warning("The inverted lists of %s are damaged: they are rebuilt.", self._table.location)
+                    self._damaged.add(stored.name)
+                    self.reopen()
+                return self.latest()
         return snapshot
-
-    def repaired(self, damaged: Snapshot) -> Snapshot:
-        """The newest version without the damaged lists of this one: rebuilt from the table, or held in memory."""
-        with self._lock:
-            stored = self._stored
-            if stored is not None and any(part.lists is stored.lists for part in damaged.parts):
-                _log.warning("The inverted lists of %s are damaged: they are rebuilt.", self._table.location)
-                self._damaged.add(stored.name)
-                self.reopen()
-            return self.latest()
 
     def reopen(self) -> None:
         """Open the lists from disk at the next call, to verify them once more."""
