@@ -131,11 +131,7 @@ class Gallery:
         With `looks`, of the features in the place of the embeddings.
         """
         self._table.latest().verify()
-        if not looks:
-            return self._snapshots.verified()
-        self._require_features()
-        assert self._looks is not None
-        return self._looks.verified()
+        return (self._features_loader("looks") if looks else self._snapshots).verified()
 
     def item(self, id: int) -> Item:
         """Path, label and metadata of one item."""
@@ -393,7 +389,7 @@ class Gallery:
         if rank not in RANKS:
             raise ConfigError(f"rank must be one of {', '.join(RANKS)}, found {rank!r}.")
         if rank == "looks":
-            self._require_features()
+            self._features_loader("rank='looks'")
             if features is None:
                 raise ConfigError("rank='looks' needs the features of the queries: give features, or search images.")
         looks = None if features is None or not self.features else self._check_features(features, len(matrix))
@@ -401,14 +397,15 @@ class Gallery:
         how = VectorSearch(k, lists, min_candidates, where, exclude_id, rank, self.min_familiarity)
         return self._searcher.search(self.snapshot() if snapshot is None else snapshot, matrix, looks, how)
 
-    def _require_features(self) -> None:
-        if not self.features:
-            raise ConfigError(f"{self.location} keeps no features beside its embeddings: leave rank='looks' out.")
+    def _features_loader(self, argument: str) -> SnapshotLoader:
+        """The loader of the looks space, which `argument` asks for."""
+        if self._looks is None:
+            raise ConfigError(f"{self.location} keeps no features beside its embeddings: leave {argument} out.")
+        return self._looks
 
     def _check_features(self, features: Any, count: int) -> np.ndarray:
         """Features as a matrix of length 1 rows, one for each of `count` items."""
-        if not self.features:
-            raise ConfigError(f"{self.location} keeps no features beside its embeddings: leave features out.")
+        self._features_loader("features")
         matrix = unit_rows(check_vectors(features, self.features, "features"))
         if len(matrix) != count:
             raise ConfigError(f"features must have {count} rows, one for each vector, found {len(matrix)}.")

@@ -237,8 +237,9 @@ class Snapshot:
         for part, number, asking, start, end in self.ranges(len(queries), probed):
             lists, mask = self.parts[part].lists, masks[part]
             if len(asking) == 1:
-                near = _scan_list(lists, start, end, queries[asking[0]], count, mask)
-                candidates[asking[0]].append(Candidates(part, number, *near))
+                squares = parallel_cdist(queries[asking], lists.vectors[start:end])
+                rows = k_nearest(squares, count, None if mask is None else mask[start:end])
+                candidates[asking[0]].append(Candidates(part, number, rows + start, squares.take(rows)))
                 continue
             for row, rows, squares in _scan_list_batch(lists, start, end, queries[asking], count, mask):
                 candidates[asking[row]].append(Candidates(part, number, rows, squares))
@@ -335,19 +336,10 @@ def _queries_by_list(queries: int, probed: list[np.ndarray] | None) -> list[tupl
     return list(asking.items())
 
 
-def _scan_list(
-    lists: InvertedLists, start: int, end: int, query: np.ndarray, k: int, mask: np.ndarray | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """At least the k nearest rows of one query and their squared distances, by row."""
-    squares = parallel_cdist(query[None], lists.vectors[start:end])
-    rows = k_nearest(squares, k, None if mask is None else mask[start:end])
-    return rows + start, squares.take(rows)
-
-
 def _scan_list_batch(
     lists: InvertedLists, start: int, end: int, queries: np.ndarray, k: int, mask: np.ndarray | None
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """The same for several queries, which share a matrix product; each with the number of its query."""
+    """At least the k nearest rows of several queries, which share a matrix product: query, rows, squared distances."""
     lengths = np.sqrt(norms_of(queries)).tolist()
     step = max(1, BLOCK // len(queries))
     for first in range(start, end, step):
