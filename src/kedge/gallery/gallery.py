@@ -178,7 +178,7 @@ class Gallery:
     def check(self) -> str:
         """Compare all with its checksums, in a sentence; damaged lists are rebuilt, a damaged table raises."""
         table = self._table.latest()
-        table.check()
+        table.verify(again=True)
         intact = True
         for loader in self._loaders:
             loader.reopen()
@@ -300,7 +300,7 @@ class Gallery:
             raise ConfigError(f"forget must be a number of days, at least 0, found {forget}.")
         with self.writing() as table:
             # What is damaged must not be written on, and the versions before it must not be forgotten.
-            table.check()
+            table.verify(again=True)
             table.compact()
             if forget is not None:
                 table.forget(forget)

@@ -17,7 +17,7 @@ __all__ = [
     "CHECKSUM",
     "COLUMNS",
     "VECTORS",
-    "arrow_columns",
+    "arrow_table",
     "check_columns",
     "check_label",
     "check_labels",
@@ -65,25 +65,25 @@ def own_columns(schema: pa.Schema) -> tuple[str, ...]:
     return tuple(names[: names.index(CHECKSUM) + 1]) if CHECKSUM in names else first_release
 
 
-def arrow_columns(rows: Mapping[str, Any], schema: pa.Schema) -> pa.Table:
-    """Rows given as columns of any kind, as an Arrow table; labels are checked."""
-    own, columns = own_columns(schema), {}
-    types = {name: schema.field(name).type for name in own}
+def arrow_table(rows: Mapping[str, Any], schema: pa.Schema) -> pa.Table:
+    """Rows given as columns of any kind, as a table of this schema with checksums; labels are checked."""
+    if unknown := set(rows) - set(schema.names):
+        raise ConfigError(f"There is no metadata column {min(unknown)!r}: add it first.")
+    own, columns = own_columns(schema), {field.name: pa.nulls(len(rows["id"]), field.type) for field in schema}
     for name, values in rows.items():
-        if name in VECTORS and name in own:
-            if isinstance(values, np.ndarray):
-                flat = pa.array(np.ascontiguousarray(values, np.float32).reshape(-1))
-                values = pa.FixedSizeListArray.from_arrays(flat, types[name].list_size)
-            columns[name] = values
-            continue
-        if name == "label":
-            is_arrow = isinstance(values, (pa.Array, pa.ChunkedArray))
-            values = check_labels(values.to_pylist() if is_arrow else values)
+        kind, is_arrow = schema.field(name).type, isinstance(values, (pa.Array, pa.ChunkedArray))
+        if name in VECTORS and name in own and not is_arrow:
+            flat = pa.array(np.ascontiguousarray(values, np.float32).reshape(-1))
+            values, is_arrow = pa.FixedSizeListArray.from_arrays(flat, kind.list_size), True
+        elif name == "label":
+            values, is_arrow = check_labels(values.to_pylist() if is_arrow else values), False
         try:
-            columns[name] = pa.array(values, types.get(name))
-        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-            raise ConfigError(f"metadata {name!r} cannot be stored: {first_line(error)}") from error
-    return pa.table(columns)
+            columns[name] = (values if is_arrow else pa.array(values)).cast(kind)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+            raise ConfigError(f"metadata {name!r} cannot be stored in its column: {first_line(error)}.") from error
+    if CHECKSUM in own:
+        columns[CHECKSUM] = pa.array(row_checksums(pa.table(columns)))
+    return pa.table(columns, schema)
 
 
 def vectors_of(batch: pa.RecordBatch | pa.Table, name: str = "embedding") -> np.ndarray:

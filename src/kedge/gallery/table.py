@@ -26,12 +26,11 @@ from kedge.gallery.location import LOCK, Location
 from kedge.gallery.schema import (
     CHECKSUM,
     VECTORS,
-    arrow_columns,
+    arrow_table,
     column_types,
     damaged_rows,
     own_columns,
     require_valid,
-    row_checksums,
     vectors_of,
 )
 
@@ -162,13 +161,9 @@ class Table:
         with wrap_read_errors(self.location):
             return self.integrity.files(self._dataset)
 
-    def verify(self) -> None:
-        """Raise unless this version is as it was written; what was compared before is not compared again."""
-        self.integrity.verify(self._dataset)
-
-    def check(self) -> None:
-        """Compare all of this version once more; the error names the damaged items and the last good version."""
-        self.integrity.verify(self._dataset, again=True)
+    def verify(self, *, again: bool = False) -> None:
+        """Raise unless this version is as it was written; see `Integrity.verify`."""
+        self.integrity.verify(self._dataset, again=again)
 
     def seal(self, before: Collection[str], *, prune: bool = False) -> None:
         """Keep the checksums of what was written since there were only the files `before`; see `Integrity.seal`."""
@@ -227,19 +222,7 @@ class Table:
 
     def write(self, rows: Mapping[str, Any]) -> list[FragmentMetadata]:
         """Write rows, which nobody sees until they are committed."""
-        schema = self._dataset.schema
-        new = arrow_columns(rows, schema)
-        if unknown := set(new.column_names) - set(schema.names):
-            raise ConfigError(f"There is no metadata column {min(unknown)!r}: add it first.")
-        columns = {field.name: pa.nulls(len(new), field.type) for field in schema}
-        try:
-            columns |= {name: new.column(name).cast(schema.field(name).type) for name in new.column_names}
-        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
-            raise ConfigError(f"metadata does not fit the columns that exist: {first_line(error)}") from error
-        if CHECKSUM in schema.names:
-            columns[CHECKSUM] = pa.array(row_checksums(pa.table(columns)))
-        table = pa.table({name: columns[name] for name in schema.names}, schema)
-        return list(write_fragments(table, self._uri, mode="append"))
+        return list(write_fragments(arrow_table(rows, self._dataset.schema), self._uri, mode="append"))
 
     def commit(self, fragments: Sequence[FragmentMetadata]) -> None:
         """Make written rows visible, all at once."""
