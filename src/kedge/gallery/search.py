@@ -237,7 +237,7 @@ class Snapshot:
         for part, number, asking, start, end in self.ranges(len(queries), probed):
             lists, mask = self.parts[part].lists, masks[part]
             if len(asking) == 1:
-                squares = parallel_cdist(queries[asking], lists.vectors[start:end])
+                squares = parallel_cdist(queries[asking[0]][None], lists.vectors[start:end])
                 rows = k_nearest(squares, count, None if mask is None else mask[start:end])
                 candidates[asking[0]].append(Candidates(part, number, rows + start, squares.take(rows)))
                 continue
@@ -283,16 +283,20 @@ class Snapshot:
         if exclude_id is not None:
             order = order[ids[order] != exclude_id]
         rows, squares = rows[order[:k]], squares[order[:k]]
+        by_part = [(mine, self._columns(lists, own, squares[mine])) for lists, mine, own in self.split(rows)]
+        if len(by_part) == 1:
+            return by_part[0][1]
         table = np.empty((len(rows), len(Columns._fields)), dtype=object)
-        for lists, mine, own in self.split(rows):
-            for field, values in enumerate(self._columns(lists, own, squares[mine])):
+        for mine, columns in by_part:
+            for field, values in enumerate(columns):
                 table[mine, field] = values
         return Columns(*table.T.tolist())
 
     def _columns(
         self, lists: InvertedLists, rows: np.ndarray, squares: np.ndarray, number: int | None = None
     ) -> Columns:
-        names, anchors = self.anchors.names, list[str | None]()
+        names = self.anchors.names
+        anchors: list[str | None]
         if number is None:
             anchors = [names[of_row] for of_row in (lists.offsets.searchsorted(rows, side="right") - 1).tolist()]
         else:
@@ -306,8 +310,11 @@ class Snapshot:
         """The first row of each part, and behind them the number of rows."""
         return np.cumsum([0, *(len(part.lists) for part in self.parts)])
 
-    def split(self, rows: np.ndarray) -> Iterator[tuple[InvertedLists, np.ndarray, np.ndarray]]:
+    def split(self, rows: np.ndarray) -> Iterator[tuple[InvertedLists, np.ndarray | slice, np.ndarray]]:
         """Rows by part: its lists, which of `rows` are in them, and their rows there."""
+        if len(self.parts) == 1:
+            yield self.parts[0].lists, slice(None), rows
+            return
         parts = np.searchsorted(self.starts, rows, side="right") - 1
         for number, part in enumerate(self.parts):
             mine = np.flatnonzero(parts == number)
