@@ -17,6 +17,7 @@ __all__ = [
     "CHECKSUM",
     "COLUMNS",
     "VECTORS",
+    "arrow_array",
     "arrow_table",
     "check_columns",
     "check_label",
@@ -71,19 +72,25 @@ def arrow_table(rows: Mapping[str, Any], schema: pa.Schema) -> pa.Table:
         raise ConfigError(f"There is no metadata column {min(unknown)!r}: add it first.")
     own, columns = own_columns(schema), {field.name: pa.nulls(len(rows["id"]), field.type) for field in schema}
     for name, values in rows.items():
-        kind, is_arrow = schema.field(name).type, isinstance(values, (pa.Array, pa.ChunkedArray))
-        if name in VECTORS and name in own and not is_arrow:
+        kind = schema.field(name).type
+        if name in VECTORS and name in own and isinstance(values, np.ndarray):
             flat = pa.array(np.ascontiguousarray(values, np.float32).reshape(-1))
-            values, is_arrow = pa.FixedSizeListArray.from_arrays(flat, kind.list_size), True
+            values = pa.FixedSizeListArray.from_arrays(flat, kind.list_size)
         elif name == "label":
-            values, is_arrow = check_labels(values.to_pylist() if is_arrow else values), False
-        try:
-            columns[name] = (values if is_arrow else pa.array(values)).cast(kind)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
-            raise ConfigError(f"metadata {name!r} cannot be stored in its column: {first_line(error)}.") from error
+            values = check_labels(values.to_pylist() if isinstance(values, (pa.Array, pa.ChunkedArray)) else values)
+        columns[name] = arrow_array(name, values, kind)
     if CHECKSUM in own:
         columns[CHECKSUM] = pa.array(row_checksums(pa.table(columns)))
     return pa.table(columns, schema)
+
+
+def arrow_array(name: str, values: Any, kind: pa.DataType | None = None) -> pa.Array | pa.ChunkedArray:
+    """A column of any kind as an Arrow array, of the type that it has or of this one."""
+    try:
+        array = values if isinstance(values, (pa.Array, pa.ChunkedArray)) else pa.array(values)
+        return array if kind is None else array.cast(kind)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+        raise ConfigError(f"metadata {name!r} cannot be stored: {first_line(error)}.") from error
 
 
 def vectors_of(batch: pa.RecordBatch | pa.Table, name: str = "embedding") -> np.ndarray:

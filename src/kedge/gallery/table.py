@@ -26,6 +26,7 @@ from kedge.gallery.location import LOCK, Location
 from kedge.gallery.schema import (
     CHECKSUM,
     VECTORS,
+    arrow_array,
     arrow_table,
     column_types,
     damaged_rows,
@@ -248,10 +249,10 @@ class Table:
     def add_columns(self, rows: Mapping[str, Any]) -> None:
         """Add metadata columns that the table lacks, empty for the rows that it has."""
         existing = set(self._dataset.schema.names)
-        fields = [pa.field(name, pa.array(values).type) for name, values in rows.items() if name not in existing]
-        if fields:
+        new = {name: arrow_array(name, values) for name, values in rows.items() if name not in existing}
+        if new:
             with self._modifying() as dataset:
-                dataset.add_columns(pa.schema(fields))
+                dataset.add_columns(pa.schema([pa.field(name, array.type) for name, array in new.items()]))
 
     def delete(self, ids: Iterable[int]) -> int:
         """Delete rows; how many there were."""
