@@ -16,9 +16,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from kedge.audit import Audit, Finding, apply_fixes, audit, audit_page
-from kedge.audit.items import Items
+from kedge.audit.items import Items, find_neighbours
 from kedge.audit.labels import RIDGE, Classifier
-from kedge.audit.neighbours import find_neighbours
 from kedge.cli import app
 from kedge.encoders import build_encoder
 from kedge.errors import ConfigError
@@ -290,7 +289,7 @@ def test_neighbours_are_the_nearest_of_all(monkeypatch: pytest.MonkeyPatch, tmp_
     assert near.distances[rows] == pytest.approx(np.sort(distances, axis=1)[:, :5], abs=1e-5)
     assert (near.rows[rows] == rows[np.argsort(distances, axis=1)[:, :5]]).mean() > 0.999  # but for ties
     # In a large gallery, among those of the nearest lists: all of them, where the clusters are far apart.
-    monkeypatch.setattr("kedge.audit.neighbours.EXACT_ITEMS", 10)
+    monkeypatch.setattr("kedge.audit.items.EXACT_ITEMS", 10)
     by_lists = find_neighbours(items, rows, items, rows, 5)
     assert by_lists.distances[rows] == pytest.approx(near.distances[rows], abs=1e-5)
 

@@ -219,6 +219,11 @@ def test_vectors_too_large_for_their_squares(gallery: Gallery) -> None:
     assert gallery.search(np.full(DIM, 1e17), k=1, probes=4).distances == [0]
 
 
+def test_metadata_of_no_one_type(gallery: Gallery) -> None:
+    with pytest.raises(ConfigError, match="metadata 'price' cannot be stored"):
+        gallery.add_embeddings(np.ones((2, DIM)), metadata={"price": [1, "cheap"]})
+
+
 def test_metadata_that_someone_else_added(gallery: Gallery) -> None:
     gallery.add_embeddings(vectors(2))
     before = gallery.versions()[-1].number

@@ -2,7 +2,6 @@
 
 from kedge.audit.audit import audit
 from kedge.audit.fixes import Fixes, apply_fixes
-from kedge.audit.page import audit_page
-from kedge.audit.report import KINDS, Audit, Finding, Kind
+from kedge.audit.report import KINDS, Audit, Finding, Kind, audit_page
 
 __all__ = ["KINDS", "Audit", "Finding", "Fixes", "Kind", "apply_fixes", "audit", "audit_page"]

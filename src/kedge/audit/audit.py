@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from kedge.audit.duplicates import COUNT, find_copies, find_leaks, find_near
-from kedge.audit.items import Items
+from kedge.audit.items import Items, find_neighbours
 from kedge.audit.labels import find_outliers, find_wrong_labels, typical_images
-from kedge.audit.neighbours import find_neighbours
 from kedge.audit.report import KINDS, Audit, Finding
 from kedge.errors import ConfigError
 from kedge.gallery import Gallery

@@ -12,9 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kedge.audit.items import Items
+from kedge.audit.items import Items, Neighbours, find_neighbours
 from kedge.audit.labels import robust_spread
-from kedge.audit.neighbours import Neighbours, find_neighbours
 from kedge.audit.report import Finding, Kind
 
 __all__ = ["COUNT", "find_copies", "find_leaks", "find_near"]

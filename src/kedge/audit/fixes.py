@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from kedge.audit.report import CSV_COLUMNS, KINDS
-from kedge.errors import ConfigError
+from kedge.errors import ConfigError, first_line
 from kedge.gallery import Gallery
-from kedge.gallery.schema import CHECKSUM, check_label, first_line
+from kedge.gallery.schema import CHECKSUM, check_label
 
 __all__ = ["Fixes", "apply_fixes"]
 
@@ -72,7 +72,6 @@ class _Fix(NamedTuple):
 
 def _accepted(path: Path) -> dict[int, _Fix]:
     """The accepted rows by id; raises where one cannot be understood. An item that is removed needs no label."""
-    fixes: dict[int, _Fix] = {}
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             header = file.readline()
@@ -81,37 +80,30 @@ def _accepted(path: Path) -> dict[int, _Fix]:
             reader = csv.DictReader(file, delimiter=";" if header.count(";") > header.count(",") else ",", strict=True)
             if missing := [name for name in _NEEDED if name not in (reader.fieldnames or ())]:
                 raise ConfigError(f"{path} has no column {missing[0]!r}: give a file that kedge audit --csv wrote.")
-            for row in reader:
-                fix = _fix(row, f"{path}, line {reader.line_num}", reader.line_num)
-                if fix is None:
-                    continue
-                id, before = int(row["id"]), fixes.get(int(row["id"]))
-                if before is None or fix.new_label is None:
-                    fixes[id] = fix
-                elif before.new_label not in (None, fix.new_label):
-                    raise ConfigError(f"{path}, line {fix.line}: item {id} gets two labels: accept one of them.")
+            rows = [(reader.line_num, row) for row in reader]
     except OSError as error:
         raise ConfigError(f"{path} cannot be read ({error.strerror}).") from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"{path} is no CSV file in UTF-8: {first_line(error)}.") from error
+    fixes: dict[int, _Fix] = {}
+    for line, row in rows:
+        where, accept, new_label = f"{path}, line {line}", (row["accept"] or "").strip().lower(), None
+        if accept not in ("yes", "no", ""):
+            raise ConfigError(f"{where}: accept must be yes or no, found {row['accept']!r}.")
+        if row["kind"] not in KINDS:
+            raise ConfigError(f"{where}: kind must be one of {', '.join(KINDS)}, found {row['kind']!r}.")
+        if not (row["id"] or "").isdecimal() or int(row["id"]) >= 2**63:
+            raise ConfigError(f"{where}: id must be a whole number, found {row['id']!r}.")
+        if accept != "yes":
+            continue
+        if row["kind"] == "wrong label":
+            try:
+                new_label = check_label(row["suggestion"] or "")
+            except ConfigError as error:
+                raise ConfigError(f"{where}: suggestion cannot be a label: {error}") from error
+        id, before = int(row["id"]), fixes.get(int(row["id"]))
+        if before is None or new_label is None:
+            fixes[id] = _Fix(line, row["label"] or None, row["path"] or None, new_label)
+        elif before.new_label not in (None, new_label):
+            raise ConfigError(f"{where}: item {id} gets two labels: accept one of them.")
     return fixes
-
-
-def _fix(row: dict[str, Any], where: str, line: int) -> _Fix | None:
-    """A row of the file; None where it is not accepted."""
-    accept = (row["accept"] or "").strip().lower()
-    if accept not in ("yes", "no", ""):
-        raise ConfigError(f"{where}: accept must be yes or no, found {row['accept']!r}.")
-    if row["kind"] not in KINDS:
-        raise ConfigError(f"{where}: kind must be one of {', '.join(KINDS)}, found {row['kind']!r}.")
-    if not (row["id"] or "").isdecimal() or int(row["id"]) >= 2**63:
-        raise ConfigError(f"{where}: id must be a whole number, found {row['id']!r}.")
-    if accept != "yes":
-        return None
-    new_label = None
-    if row["kind"] == "wrong label":
-        try:
-            new_label = check_label(row["suggestion"] or "")
-        except ConfigError as error:
-            raise ConfigError(f"{where}: suggestion cannot be a label: {error}") from error
-    return _Fix(line, row["label"] or None, row["path"] or None, new_label)

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kedge.audit.items import Items
-from kedge.audit.neighbours import Neighbours
+from kedge.audit.items import Items, Neighbours
 from kedge.audit.report import Finding
 
 __all__ = ["RIDGE", "Classifier", "find_outliers", "find_wrong_labels", "robust_spread", "typical_images"]

@@ -28,8 +28,6 @@ _NEIGHBOUR_CELLS = 12
 _SPARE = 4
 """So many anchors more than asked for are compared by differences: products do not tell equal ones from near ones."""
 _SAMPLES_PER_CENTRE, _ITERATIONS = 32, 4
-_BLOCK = 16384
-"""Queries that are compared with all centroids at once."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +63,6 @@ class AnchorIndex:
 
     def nearest(self, queries: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Numbers and squared distances of the `count` nearest anchors of each query, nearest first; ties by number."""
-        if len(queries) > _BLOCK:
-            blocks = [self.nearest(queries[start : start + _BLOCK], count) for start in range(0, len(queries), _BLOCK)]
-            return np.concatenate([block[0] for block in blocks]), np.concatenate([block[1] for block in blocks])
         count = min(count, len(self))
         rows = np.zeros((len(queries), count), np.int64)
         squares = np.full((len(queries), count), np.inf, np.float32)

@@ -21,6 +21,7 @@ _SAMPLE = 50_000
 _ITERATIONS = 10
 _MAX_CENTRES = 1024
 _BLOCK = 16384
+"""Queries that are compared with all anchors at once."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,9 @@ class Anchors:
 
     def nearest(self, queries: np.ndarray, count: int) -> np.ndarray:
         """The `count` nearest anchors of each query, nearest first; ties by order."""
+        if len(queries) > _BLOCK:
+            starts = range(0, len(queries), _BLOCK)
+            return np.concatenate([self.nearest(queries[start : start + _BLOCK], count) for start in starts])
         if self.learned_first and 0 < self.learned < len(self):
             learned, others = self._tiers
             nearest = learned.nearest(queries, min(count, self.learned))
@@ -129,9 +133,7 @@ class Anchors:
         if not by_label:
             lists[lists < self.learned] = -1
         unassigned = np.flatnonzero(lists < 0)
-        for start in range(0, len(unassigned), _BLOCK):
-            rows = unassigned[start : start + _BLOCK]
-            lists[rows] = self.nearest(embeddings[rows], 1)[:, 0]
+        lists[unassigned] = self.nearest(embeddings[unassigned], 1)[:, 0]
         return lists
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,11 +20,10 @@ from kedge.gallery.distances import unit_rows
 from kedge.gallery.ingest import Added, add_images, dataset_images, list_with_labels
 from kedge.gallery.location import Location, wrap_url_errors
 from kedge.gallery.manifest import ListKind, Manifest, create_folder, download_folder, open_model, read_manifest
-from kedge.gallery.ranking import RANKS, Rank, familiarity
+from kedge.gallery.ranking import RANKS, Rank, Searcher, VectorSearch, compare
 from kedge.gallery.schema import check_columns, check_vectors, require_positive
 from kedge.gallery.search import Item, Result, Snapshot
-from kedge.gallery.searcher import Searcher, VectorSearch
-from kedge.gallery.snapshot import SnapshotLoader, stolen_items
+from kedge.gallery.snapshot import SnapshotLoader
 from kedge.gallery.table import MEMORY, Table, Version
 from kedge.images import fetch_image, is_url, read_image
 from kedge.model import Model
@@ -34,7 +32,6 @@ __all__ = ["Gallery", "Item", "Method", "Rank"]
 
 Method = Literal["two_stage", "brute_force"]
 _METHODS = get_args(Method)
-_log = logging.getLogger(__name__)
 Query = str | Path | bytes | int | Image.Image | np.ndarray
 
 
@@ -59,7 +56,6 @@ class Gallery:
         self._calibration = CalibrationFile(location)
         self._calibration.load()
         self._table = Table(location, self.dim, memory=memory)
-        self._has_learned = learned is not None and len(learned) > 0
         space = Space(
             self.dim,
             learned=learned,
@@ -72,8 +68,6 @@ class Gallery:
         self._looks = SnapshotLoader(self._table, Space.of_looks(self.features)) if self.features else None
         self._loaders = [loader for loader in (self._snapshots, self._looks) if loader is not None]
         self._searcher = Searcher(self._snapshots, self._looks, self._calibration)
-        self._judged = set(self.classes)
-        """Labels of which it is known whether their anchors take items of others."""
 
     @classmethod
     @renamed_keywords(precision=None)
@@ -137,11 +131,7 @@ class Gallery:
         With `looks`, of the features in the place of the embeddings.
         """
         self._table.latest().verify()
-        if not looks:
-            return self._snapshots.verified()
-        self._require_features()
-        assert self._looks is not None
-        return self._looks.verified()
+        return (self._features_loader("looks") if looks else self._snapshots).verified()
 
     def item(self, id: int) -> Item:
         """Path, label and metadata of one item."""
@@ -188,7 +178,7 @@ class Gallery:
     def check(self) -> str:
         """Compare all with its checksums, in a sentence; damaged lists are rebuilt, a damaged table raises."""
         table = self._table.latest()
-        table.check()
+        table.verify(again=True)
         intact = True
         for loader in self._loaders:
             loader.reopen()
@@ -232,7 +222,7 @@ class Gallery:
         files, names = dataset_images(source, labels) if is_external(source) else list_with_labels(source, labels)
         columns = check_columns(len(files), names, None, metadata, self._table.own_columns)
         steps = commit_every or len(files)
-        with self._judging_new_labels(columns["label"]), self.writing() as table:
+        with self.writing() as table:
             return add_images(table, self.model, files, columns, self.thumbnails, steps, progress)
 
     def add_embeddings(
@@ -254,7 +244,7 @@ class Gallery:
             return []
         if features is not None:
             columns["features"] = self._check_features(features, len(matrix))
-        with self._judging_new_labels(columns["label"]), self.writing() as table:
+        with self.writing() as table:
             table.add_columns(columns)
             first = table.reserve_ids(len(matrix))
             ids = list(range(first, first + len(matrix)))
@@ -297,8 +287,9 @@ class Gallery:
     def familiarity(self, vectors: np.ndarray, features: np.ndarray) -> np.ndarray:
         """How much queries look like what the gallery holds of trained classes; of unknown ones it is lowest."""
         vectors = self.check_vectors(vectors)
-        pair = self._searcher.paired(self.snapshot())
-        return familiarity(pair, vectors, self._check_features(features, len(vectors)))
+        features = self._check_features(features, len(vectors))
+        blocks = compare(self._searcher.paired(self.snapshot()), vectors, features)
+        return np.concatenate([np.empty(0), *(block.familiarity() for block in blocks)])
 
     def optimize(self, *, forget: float | None = None) -> None:
         """Fold everything that is new into the inverted lists, and join the table's small files.
@@ -309,7 +300,7 @@ class Gallery:
             raise ConfigError(f"forget must be a number of days, at least 0, found {forget}.")
         with self.writing() as table:
             # What is damaged must not be written on, and the versions before it must not be forgotten.
-            table.check()
+            table.verify(again=True)
             table.compact()
             if forget is not None:
                 table.forget(forget)
@@ -398,22 +389,23 @@ class Gallery:
         if rank not in RANKS:
             raise ConfigError(f"rank must be one of {', '.join(RANKS)}, found {rank!r}.")
         if rank == "looks":
-            self._require_features()
+            self._features_loader("rank='looks'")
             if features is None:
                 raise ConfigError("rank='looks' needs the features of the queries: give features, or search images.")
         looks = None if features is None or not self.features else self._check_features(features, len(matrix))
-        how = VectorSearch(k, probes if method == "two_stage" else None, min_candidates, where, exclude_id, rank)
-        snapshot = self.snapshot() if snapshot is None else snapshot
-        return self._searcher.search(snapshot, matrix, looks, how, self.min_familiarity)
+        lists = probes if method == "two_stage" else None
+        how = VectorSearch(k, lists, min_candidates, where, exclude_id, rank, self.min_familiarity)
+        return self._searcher.search(self.snapshot() if snapshot is None else snapshot, matrix, looks, how)
 
-    def _require_features(self) -> None:
-        if not self.features:
-            raise ConfigError(f"{self.location} keeps no features beside its embeddings: leave rank='looks' out.")
+    def _features_loader(self, argument: str) -> SnapshotLoader:
+        """The loader of the looks space, which `argument` asks for."""
+        if self._looks is None:
+            raise ConfigError(f"{self.location} keeps no features beside its embeddings: leave {argument} out.")
+        return self._looks
 
     def _check_features(self, features: Any, count: int) -> np.ndarray:
         """Features as a matrix of length 1 rows, one for each of `count` items."""
-        if not self.features:
-            raise ConfigError(f"{self.location} keeps no features beside its embeddings: leave features out.")
+        self._features_loader("features")
         matrix = unit_rows(check_vectors(features, self.features, "features"))
         if len(matrix) != count:
             raise ConfigError(f"features must have {count} rows, one for each vector, found {len(matrix)}.")
@@ -434,29 +426,6 @@ class Gallery:
     def check_vectors(self, vectors: Any) -> np.ndarray:
         """Vectors as a float32 matrix of this gallery's dimension, one row each; raises where they are none."""
         return check_vectors(vectors, self.dim)
-
-    @contextmanager
-    def _judging_new_labels(self, labels: Sequence[str | None]) -> Iterator[None]:
-        """Inside the block items with these labels are added: say so where new anchors take items of other labels.
-
-        Not in a gallery that keeps features, where new anchors take no part in routing.
-        """
-        added = {label for label in labels if label is not None} - self._judged
-        if not added or self.features or not self._has_learned:
-            yield
-            return
-        added -= set(self.snapshot().anchors.names)
-        yield
-        self._judged |= added
-        if added and (stolen := stolen_items(self.snapshot(), added)) is not None:
-            label, share = stolen
-            _log.warning(
-                "%s: the new label %r takes %.0f %% of the items of other labels from their lists: "
-                "train with it, or search with more probes.",
-                self.location,
-                label,
-                100 * share,
-            )
 
     def anchors_for(self, table: Table) -> Anchors:
         """The anchors for what `table` holds now."""

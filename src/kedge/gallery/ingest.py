@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,21 +29,17 @@ if TYPE_CHECKING:
     from kedge.gallery.gallery import Gallery
 
 __all__ = [
-    "NOT_TEXT",
     "UNREADABLE",
     "Added",
     "Batch",
-    "Decoded",
     "ExistingItem",
     "add_images",
     "collate",
     "dataset_images",
-    "decode",
     "decode_file",
     "existing_folder",
     "existing_items",
     "index_folder",
-    "is_text",
     "list_with_labels",
     "vector_columns",
     "write_unreadable",
@@ -166,30 +162,14 @@ class Decoded(NamedTuple):
     reason: str = ""
 
 
-@dataclass
-class Batch:
-    """Decoded images: `rows` are their positions in the list of files."""
+class Batch(NamedTuple):
+    """Images for the encoder, and what is known of the others."""
 
-    rows: list[int] = field(default_factory=list)
-    images: list[Tensor] = field(default_factory=list)
-    contents: dict[str, list[Any]] = field(default_factory=dict)
-    """The columns that follow from the content of the files."""
-    skipped: list[tuple[str, str]] = field(default_factory=list)
-    present: int = 0
-
-    def columns(
-        self, first_id: int, paths: Sequence[Any], labels: Sequence[Any], metadata: Mapping[str, Sequence[Any]]
-    ) -> dict[str, Any]:
-        """The columns of the table, but for the embeddings; values are given for all files."""
-        ids, names = [first_id + row for row in self.rows], [str(paths[row]) for row in self.rows]
-        by_row = {"label": labels, **metadata}
-        own = {name: [values[row] for row in self.rows] for name, values in by_row.items()}
-        return {"id": ids, "path": names, **self.contents, **own}
-
-
-def is_text(name: str) -> bool:
-    """Whether a name can be stored: a file's may hold bytes that are no text."""
-    return not any("\ud800" <= letter <= "\udfff" for letter in name)
+    columns: dict[str, list[Any]]
+    """Of the rows that the images become, but for their vectors."""
+    images: list[Tensor]
+    skipped: list[tuple[str, str]]
+    present: int
 
 
 def decode_file(
@@ -199,53 +179,46 @@ def decode_file(
     thumbnails: int,
     cache: FeatureCache | None = None,
 ) -> Decoded:
-    """Read and decode one image for the encoder."""
-    if not is_text(str(file)):
-        return Decoded(reason=NOT_TEXT)
+    """Read and decode one image for the encoder, unless its features are cached and no thumbnail needed."""
+    if not _is_text(str(file)):
+        return Decoded(reason="Its name is not valid UTF-8: rename it.")
     try:
         content = file.read_bytes()
+        digest = hashlib.sha256(content).hexdigest()
+        if existing is not None and existing.hash == digest:
+            return Decoded()
+        features = None if cache is None else cache.find(digest)
+        if features is not None and not thumbnails:
+            return Decoded(features, digest)
+        image = read_image(content)
     except (OSError, ImageError) as error:
         return Decoded(reason=getattr(error, "strerror", None) or str(error))
-    return decode(content, existing, preprocessing, thumbnails, cache)
-
-
-def decode(
-    content: bytes,
-    existing: ExistingItem | None,
-    preprocessing: Preprocessing,
-    thumbnails: int,
-    cache: FeatureCache | None = None,
-) -> Decoded:
-    """Decode the content of an image file for the encoder, unless its features are cached and no thumbnail needed."""
-    digest = hashlib.sha256(content).hexdigest()
-    if existing is not None and existing.hash == digest:
-        return Decoded()
-    features = None if cache is None else cache.find(digest)
-    if features is not None and not thumbnails:
-        return Decoded(features, digest)
-    try:
-        image = read_image(content)
-    except ImageError as error:
-        return Decoded(reason=str(error))
     # Resized here, in the decoding threads: a full-size image is far larger than what the encoder sees.
     thumbnail = make_thumbnail(image, thumbnails) if thumbnails else None
-    if features is not None:
-        return Decoded(features, digest, thumbnail)
-    return Decoded(torch.from_numpy(preprocessing.to_pixels(image)), digest, thumbnail)
+    pixels = torch.from_numpy(preprocessing.to_pixels(image)) if features is None else features
+    return Decoded(pixels, digest, thumbnail)
 
 
-def collate(first: int, files: Sequence[Any], decoded: Sequence[Decoded]) -> Batch:
-    """What was decoded of `files`, from number `first` on."""
-    numbered = list(enumerate(decoded, start=first))
-    new = [(row, item) for row, item in numbered if item.image is not None]
-    skipped = [(str(files[row]), item.reason) for row, item in numbered if item.reason]
-    return Batch(
-        rows=[row for row, _ in new],
-        images=[item.image for _, item in new if item.image is not None],
-        contents={"hash": [item.hash for _, item in new], "thumbnail": [item.thumbnail for _, item in new]},
-        skipped=skipped,
-        present=len(numbered) - len(new) - len(skipped),
-    )
+def _is_text(name: str) -> bool:
+    """Whether a name can be stored: a file's may hold bytes that are no text."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)
+
+
+def collate(
+    first_id: int, files: Sequence[Any], decoded: Sequence[Decoded], columns: Mapping[str, Sequence[Any]]
+) -> Batch:
+    """What was decoded of `files`, whose ids count on from `first_id`; `columns` has the other values of each file."""
+    new = [(row, item) for row, item in enumerate(decoded) if item.image is not None]
+    skipped = [(str(file), item.reason) for file, item in zip(files, decoded, strict=True) if item.reason]
+    of_images: dict[str, list[Any]] = {
+        "id": [first_id + row for row, _ in new],
+        "path": [str(files[row]) for row, _ in new],
+        "hash": [item.hash for _, item in new],
+        "thumbnail": [item.thumbnail for _, item in new],
+    }
+    others = {name: [values[row] for row, _ in new] for name, values in columns.items()}
+    images = [item.image for _, item in new if item.image is not None]
+    return Batch(others | of_images, images, skipped, len(decoded) - len(new) - len(skipped))
 
 
 def vector_columns(vectors: Vectors, columns: Collection[str]) -> dict[str, np.ndarray]:
@@ -263,7 +236,7 @@ def existing_items(table: Table, files: Sequence[Any]) -> tuple[dict[str, Existi
     """The items of these paths, and the ids of older content that a kill left beside the newer."""
     where = "path IS NOT NULL AND hash IS NOT NULL"
     if len(files) <= 1024:  # beyond, one pass over all paths costs less than so long a filter
-        quoted = ["'" + str(file).replace("'", "''") + "'" for file in files if is_text(str(file))]
+        quoted = ["'" + str(file).replace("'", "''") + "'" for file in files if _is_text(str(file))]
         where += f" AND path IN ({', '.join(quoted)})" if quoted else " AND false"
     rows = table.columns(["id", "path", "hash"], where).sort_by("id")
     existing: dict[str, ExistingItem] = {}
@@ -289,8 +262,6 @@ def add_images(
     added = Added(len(files))
     first = table.reserve_ids(len(files))
     table.add_columns(columns)
-    own = table.own_columns
-    metadata = {name: values for name, values in columns.items() if name not in own}
     report = progress or (lambda _: None)
     report(added)
     fragments: list[Any] = []
@@ -316,13 +287,15 @@ def add_images(
             contextlib.closing(prefetch(decode_item, files, ahead=_PREFETCH * _BATCH)) as decoded,
         ):
             for start in range(0, len(files), _BATCH):
-                batch = collate(start, files, list(islice(decoded, _BATCH)))
+                chunk = slice(start, start + _BATCH)
+                others = {name: values[chunk] for name, values in columns.items()}
+                batch = collate(first + start, files[chunk], list(islice(decoded, _BATCH)), others)
                 added.skipped += batch.skipped
                 added.present += batch.present
-                if batch.rows:
-                    rows = batch.columns(first, files, columns["label"], metadata)
+                if batch.images:
+                    rows = batch.columns
                     vectors = vectors_of(model, rows["hash"], batch.images, cache)
-                    fragments += table.write(rows | vector_columns(vectors, own))
+                    fragments += table.write(rows | vector_columns(vectors, table.own_columns))
                     outdated += [existing[path].id for path in rows["path"] if path in existing]
                     added += rows["id"]
                 if len(added) - committed >= commit_every:
@@ -345,19 +318,19 @@ def index_folder(gallery: Gallery, folder: str | Path, *, progress: Callable[[Ad
     files, labels = list_with_labels(existing_folder(folder))
     if not files:
         raise DataError(f"{folder} holds no images: give the folder that holds them.")
-    skipped: list[tuple[str, str]] | None = None
+    added = Added(0)
 
-    def keep(added: Added) -> None:
-        nonlocal skipped
-        skipped = added.skipped if added.done else None
+    def keep(current: Added) -> None:
+        nonlocal added
+        added = current
         if progress is not None:
             progress(added)
 
     try:
-        added = gallery.add(files, labels, commit_every=_COMMIT_EVERY, progress=keep)
+        gallery.add(files, labels, commit_every=_COMMIT_EVERY, progress=keep)
     finally:
-        if skipped is not None:
-            write_unreadable(gallery.path / UNREADABLE, skipped)
+        if added.done:
+            write_unreadable(gallery.path / UNREADABLE, added.skipped)
     gallery.optimize()
     return added
 

@@ -10,7 +10,7 @@ import os
 import shutil
 import zlib
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,9 @@ import numpy as np
 import pyarrow as pa
 from filelock import FileLock, Timeout
 
-from kedge.errors import GalleryError, KedgeError
+from kedge.errors import GalleryError, KedgeError, first_line
 from kedge.gallery.location import LOCK, Location
-from kedge.gallery.schema import CHECKSUM, damaged_rows, first_line, seal_json, unseal_json
+from kedge.gallery.schema import CHECKSUM, damaged_rows, seal_json, unseal_json
 from kedge.io import atomic_write
 
 __all__ = ["Integrity", "wrap_read_errors"]
@@ -80,10 +80,10 @@ class Integrity:
                 manifests[version] = f"record.lance/_versions/{name}"
         return manifests
 
-    def files(self, dataset: Any, *, manifest: bool = False) -> set[str]:
-        """The files of a version, with its manifest or without."""
-        own = [name for number, name in self.manifests().items() if manifest and number == dataset.version]
-        return set(own).union(*(names for _, names in self._fragments(dataset)))
+    def files(self, dataset: Any) -> set[str]:
+        """The files of a version, its manifest among them."""
+        manifest = {name for number, name in self.manifests().items() if number == dataset.version}
+        return manifest.union(*(names for _, names in self._fragments(dataset)))
 
     def _fragments(self, dataset: Any, data_files: Collection[str] | None = None) -> Iterator[tuple[Any, set[str]]]:
         """Fragments and their files: all, or those whose first data file is one of `data_files`."""
@@ -118,11 +118,12 @@ class Integrity:
     def require(self, names: Iterable[str]) -> None:
         """Raise unless all these files are as they were written."""
         if damaged := self.damaged(names):
-            more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
-            raise GalleryError(
-                f"{self._folder} is damaged: {damaged[0]}{more} is missing or not as it was written; "
-                "kedge info --check names the items and the last good version."
-            )
+            raise self._error(damaged, "kedge info --check names the items and the last good version")
+
+    def _error(self, damaged: Collection[str], *more: str) -> GalleryError:
+        others = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
+        what = f"{min(damaged)}{others} is missing or not as it was written"
+        return GalleryError(f"{self.location} is damaged: {'; '.join((what, *more))}.")
 
     def open_latest(self, **options: Any) -> Any:
         """The newest version as a Lance dataset, its manifest and deletions compared."""
@@ -136,49 +137,43 @@ class Integrity:
             self.require(name for name in self.files(dataset) if "/_deletions/" in name)
             return dataset
 
-    def verify(self, dataset: Any, data_files: Collection[str] | None = None) -> None:
-        """Raise unless these files are as they were written; what was compared before is not compared again."""
+    def verify(self, dataset: Any, data_files: Collection[str] | None = None, *, again: bool = False) -> None:
+        """Raise unless a version, or some data files of it, is as it was written; name items and last good version.
+
+        What was compared before is compared only `again`. Rows are compared one by one in files that differ, so as to
+        name them, or that have no checksum.
+        """
         with wrap_read_errors(self.location):
-            fragments = [part for part in self._fragments(dataset, data_files) if not part[1] <= self._intact]
-            self.require(name for _, names in fragments for name in names)
-            for fragment, names in fragments:
-                if CHECKSUM in dataset.schema.names and not names <= self._intact:
+            damaged = set(self.damaged(self.files(dataset), again=True)) if again else set[str]()
+            damaged_items, unreadable = list[int](), 0
+            for fragment, names in self._fragments(dataset, data_files):
+                if not again and names <= self._intact:
+                    continue
+                differing = names & damaged if again else set(self.damaged(names))
+                has_checksums = names <= self.checksums.keys() or not (again or CHECKSUM in dataset.schema.names)
+                if differing or not has_checksums:
                     items = self._damaged_items(dataset, fragment)
+                    if items is None:
+                        unreadable += fragment.physical_rows
                     if items is None or items:
-                        what = f"item {items[0]} is not as it was written" if items else f"{min(names)} cannot be read"
-                        raise GalleryError(f"{self.location} is damaged: {what}; kedge info --check says what to do.")
-                self._intact |= names
+                        differing = differing or {max(names)}
+                        damaged_items += items or []
+                damaged |= differing
+                if not differing:
+                    self._intact |= names
+            if not damaged:
+                return
+            more = []
+            if damaged_items:
+                listed = ", ".join(map(str, sorted(damaged_items)[:20]))
+                more.append(f"damaged items: {listed}{' …' if len(damaged_items) > 20 else ''}")
+            if unreadable:
+                more.append(f"{unreadable:,} items cannot be read")
+            raise self._error(damaged, *more, self._last_good(damaged))
 
     def trust(self, data_files: Iterable[str]) -> None:
         """Take files as verified: this process has just written them."""
         self._intact |= {f"record.lance/data/{name}" for name in data_files}
-
-    def check(self, dataset: Any) -> None:
-        """Compare a whole version once more; raise an error that names the items and the last good version.
-
-        Rows are compared one by one only in files that differ or that have no checksum.
-        """
-        with wrap_read_errors(self.location):
-            damaged = set(self.damaged(self.files(dataset, manifest=True), again=True))
-            damaged_items, unreadable = list[int](), 0
-            for fragment, names in self._fragments(dataset):
-                if not names & damaged and names <= self.checksums.keys():
-                    continue
-                items = self._damaged_items(dataset, fragment)
-                if items is None:
-                    unreadable += fragment.physical_rows
-                if items is None or items:
-                    damaged |= names & damaged or {max(names)}
-                    damaged_items += items or []
-            if not damaged:
-                return
-            what = f"{len(damaged)} of the files of its table differ from what was written ({min(damaged)})"
-            if damaged_items:
-                listed = ", ".join(map(str, sorted(damaged_items)[:20]))
-                what += f"; damaged items: {listed}{' …' if len(damaged_items) > 20 else ''}"
-            if unreadable:
-                what += f"; {unreadable:,} items cannot be read"
-            raise GalleryError(f"{self.location} is damaged: {what}; {self._last_good(damaged)}.")
 
     def _damaged_items(self, dataset: Any, fragment: Any) -> list[int] | None:
         """The ids of rows that differ from their checksum; None where the rows cannot be read."""
@@ -195,16 +190,13 @@ class Integrity:
     def _last_good(self, damaged: set[str]) -> str:
         """Which version, the newest such, needs none of these files nor others that differ."""
         for number, manifest in sorted(self.manifests().items(), reverse=True):
-            try:
-                with wrap_read_errors(self.location):
-                    self.require([manifest])
-                    dataset = lance.dataset(self.location.table_uri, version=number)
-                    names = self.files(dataset) | {manifest}
-                    if not names & damaged and not self.damaged(names):
-                        items = f"{number} with {dataset.count_rows():,} items"
-                        return f"the last good version is {items}, which Gallery.restore brings back"
-            except GalleryError:
-                continue
+            with suppress(GalleryError), wrap_read_errors(self.location):
+                self.require([manifest])
+                dataset = lance.dataset(self.location.table_uri, version=number)
+                names = self.files(dataset)
+                if not names & damaged and not self.damaged(names):
+                    items = f"{number} with {dataset.count_rows():,} items"
+                    return f"the last good version is {items}, which Gallery.restore brings back"
         return "no version is whole: bring back a backup"
 
     # ------------------------------------------------------------------ keeping checksums, under the gallery's lock
@@ -273,8 +265,6 @@ class Integrity:
         try:
             with FileLock(folder / LOCK, timeout=0):
                 incomplete = self._incomplete_versions()
-                # Their numbers will be used again, for other versions.
-                self._update(set(), set(incomplete))
                 (folder / "record.lance" / "_versions" / "latest_version_hint.json").unlink(missing_ok=True)
                 (folder / "incomplete").mkdir(exist_ok=True)
                 for name in incomplete:

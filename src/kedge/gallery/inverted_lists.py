@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow.compute as pc
 
 from kedge.errors import GalleryError
 from kedge.gallery.anchor_index import ARRAYS as INDEX_ARRAYS
@@ -53,11 +54,11 @@ class BlockChecksums:
         self._arrays = arrays
         self._checksums = checksums
         self._pending = np.ones(len(checksums), bool)
-        self._all_intact = False
+        self.all_intact = False
 
     def check(self, bounds: Sequence[tuple[int, int]]) -> None:
         """Compare the blocks that hold these ranges of rows, unless they were compared before."""
-        if self._all_intact:
+        if self.all_intact:
             return
         ranges = [(start // _BLOCK, -(-end // _BLOCK)) for start, end in bounds if start < end]
         ranges = [(first, last) for first, last in ranges if self._pending[first:last].any()]
@@ -69,7 +70,7 @@ class BlockChecksums:
                     raise DamagedLists("The inverted lists are damaged: their bytes are not those that were written.")
                 self._pending[block] = False
         if ranges:
-            self._all_intact = not self._pending.any()
+            self.all_intact = not self._pending.any()
 
     def _prefetch(self, start: int, end: int) -> None:
         """Ask for all pages of some rows at once (MADV_WILLNEED)."""
@@ -128,7 +129,7 @@ class InvertedLists:
 
     def verify_rows(self, rows: np.ndarray) -> None:
         """Compare the bytes of some rows with their checksums, unless that was done before."""
-        if self.blocks is not None:
+        if self.blocks is not None and not self.blocks.all_intact:
             blocks = np.unique(rows // _BLOCK).tolist()
             self.blocks.check([(block * _BLOCK, min((block + 1) * _BLOCK, len(self))) for block in blocks])
 
@@ -163,7 +164,7 @@ class InvertedLists:
         names: dict[str | None, int] = {None: -1}
         codes = np.array([names.setdefault(label, len(names) - 1) for label in labels], dtype=np.int32)
         vectors = np.ascontiguousarray(embeddings[order], dtype=np.float32)
-        cells, long_paths = _path_cells(*_encode_paths([paths[row] for row in order]))
+        cells, long_paths = _path_cells([paths[row] for row in order])
         return cls(
             vectors=vectors,
             norms=norms_of(vectors),
@@ -285,8 +286,8 @@ def _write_arrays(folder: Path, table: Table, anchors: Anchors, column: str, *, 
         id_batches.append(np.asarray(batch.column("id")))
         require_valid(id_batches[-1], embeddings)
         list_batches.append(anchors.assign(embeddings, labels, by_label=by_label))
-        width = max(width, _encode_paths(batch.column("path").to_pylist())[1])
-    ids, lists = np.concatenate(id_batches), np.concatenate(list_batches)
+        width = max(width, pc.max(pc.binary_length(batch.column("path"))).as_py() or 1)
+    ids, lists, width = np.concatenate(id_batches), np.concatenate(list_batches), min(width, _PATH_WIDTH)
     order = np.lexsort((ids, lists))
     position = np.empty_like(order)
     position[order] = np.arange(len(order))
@@ -307,7 +308,7 @@ def _write_arrays(folder: Path, table: Table, anchors: Anchors, column: str, *, 
         vectors[rows] = embeddings
         norms[rows] = norms_of(embeddings)
         codes[rows] = [names.setdefault(label, len(names) - 1) for label in batch.column("label").to_pylist()]
-        paths[rows], long = _path_cells(_encode_paths(batch.column("path").to_pylist())[0], width)
+        paths[rows], long = _path_cells(batch.column("path").to_pylist(), width)
         long_paths |= {int(rows[row]): path for row, path in long.items()}
     if written != total:
         raise GalleryError("The table changed while its lists were written.")
@@ -340,13 +341,9 @@ def _offsets(lists: np.ndarray, count: int) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(np.bincount(lists, minlength=count))])
 
 
-def _encode_paths(paths: Sequence[str | None]) -> tuple[list[bytes], int]:
-    """Paths as bytes, and the width of a cell that holds all but the very long ones."""
-    encoded = [(path or "").encode("utf-8", "surrogateescape") for path in paths]
-    return encoded, min(_PATH_WIDTH, max(map(len, encoded), default=1) or 1)
-
-
-def _path_cells(encoded: list[bytes], width: int) -> tuple[np.ndarray, dict[int, str]]:
-    """Paths as bytes of one width, and those that are longer, by row."""
-    long = {row: path.decode("utf-8", "surrogateescape") for row, path in enumerate(encoded) if len(path) > width}
-    return np.array([b"" if len(path) > width else path for path in encoded], dtype=f"S{width}"), long
+def _path_cells(paths: Sequence[str | None], width: int | None = None) -> tuple[np.ndarray, dict[int, str]]:
+    """Paths as bytes of one width (of the longest, by default), and those that are longer, by row."""
+    encoded = [(path or "").encode() for path in paths]
+    width = width or min(_PATH_WIDTH, max(map(len, encoded), default=0)) or 1
+    long = {row: path for row, path in enumerate(paths) if path and len(encoded[row]) > width}
+    return np.array([b"" if row in long else cell for row, cell in enumerate(encoded)], dtype=f"S{width}"), long

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,15 +15,13 @@ import pyarrow as pa
 from kedge.errors import GalleryError, KedgeError
 from kedge.io import Folder, atomic_write, is_url
 
-__all__ = ["LOCK", "FolderWatch", "Location", "wrap_url_errors"]
+__all__ = ["LOCK", "Location", "wrap_url_errors"]
 
 LOCK = "writer.lock"
 """The file in a gallery's folder that its writer locks."""
 _COUNTER = "next_id"
 _RETRIES = 100
 _MAX_ID = 1 << 62
-_MTIME_RESOLUTION = 50_000_000
-"""Nanoseconds: coarser than any file system's clock."""
 
 
 @dataclass(frozen=True)
@@ -151,19 +148,3 @@ def _read_counter(file: Path) -> int:
 
 def _counter_row(number: int) -> pa.Table:
     return pa.table({"name": ["id"], "next": pa.array([number], pa.int64())})
-
-
-class FolderWatch:
-    """Notices by the mtime of a folder that a file in it came or went, which is much cheaper than to read them."""
-
-    def __init__(self, folder: str | Path) -> None:
-        self._folder = str(folder)
-        self._seen = 0
-
-    def poll(self, reload: Callable[[], object]) -> None:
-        """Call `reload` if something has changed since it last succeeded."""
-        mtime = os.stat(self._folder).st_mtime_ns  # noqa: PTH116 - asked by every search; Path.stat costs twice as much
-        if mtime != self._seen:
-            reload()
-            # A recent mtime may still be that of the next change.
-            self._seen = mtime if time.time_ns() - mtime > _MTIME_RESOLUTION else 0

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
-from kedge.gallery.anchors import EXACT_ITEMS
+from kedge.gallery.anchors import EXACT_ITEMS, Anchors
+from kedge.gallery.calibration import CalibrationFile
 from kedge.gallery.distances import parallel_cdist, squared_distances, unit_rows
-from kedge.gallery.search import BLOCK, Candidates, Columns, Snapshot, k_nearest
-from kedge.gallery.snapshot import Items
-from kedge.model.calibration import NEIGHBOURS, SHARES
-from kedge.model.calibration import familiarity as combined
+from kedge.gallery.inverted_lists import DamagedLists
+from kedge.gallery.search import BLOCK, Columns, Result, Snapshot, k_nearest
+from kedge.gallery.snapshot import Items, SnapshotLoader
+from kedge.model.calibration import NEIGHBOURS, SHARES, familiarity
 
-__all__ = ["RANKS", "Comparison", "Pair", "Rank", "RankedSearch", "familiarity"]
+__all__ = ["RANKS", "Pair", "Rank", "Searcher", "VectorSearch", "compare"]
 
 Rank = Literal["auto", "class", "looks"]
 RANKS = get_args(Rank)
@@ -29,6 +31,107 @@ _SHARE = 8
 """Of the lists of a large looks space, one in so many is searched."""
 
 
+@dataclass(frozen=True)
+class VectorSearch:
+    """What is asked for; `probes` None: all lists."""
+
+    k: int
+    probes: int | None
+    min_candidates: int
+    where: str | None
+    exclude_id: int | None
+    rank: Rank
+    min_familiarity: float | None
+    """Of a known query; None: it is known by the distance to its nearest anchor."""
+
+
+class Searcher:
+    """Searches snapshots of the class space and, in a gallery that keeps features, of the looks space."""
+
+    def __init__(self, classes: SnapshotLoader, looks: SnapshotLoader | None, calibration: CalibrationFile) -> None:
+        self._classes, self._looks, self._calibration = classes, looks, calibration
+        self._pair: Pair | None = None
+
+    def search(
+        self, snapshot: Snapshot, embeddings: np.ndarray, features: np.ndarray | None, how: VectorSearch
+    ) -> list[Result]:
+        """A result for each query; by distance of embeddings where there are no features to compare."""
+        started = time.perf_counter()
+        try:
+            results = self._search(snapshot, embeddings, features, how)
+        except DamagedLists:
+            for loader in (self._classes, self._looks):
+                if loader is not None:
+                    loader.verified()
+            results = self._search(self._classes.latest(), embeddings, features, how)
+        seconds = (time.perf_counter() - started) / max(1, len(embeddings))
+        for result in results:
+            result.seconds = seconds
+        return results
+
+    def paired(self, snapshot: Snapshot) -> Pair:
+        """A snapshot, and that of the looks space of the same version."""
+        assert self._looks is not None
+        looks, pair = self._looks.at(snapshot.version), self._pair
+        if pair is None or pair.classes is not snapshot or pair.looks is not looks:
+            self._pair = pair = Pair(snapshot, looks)
+        return pair
+
+    def is_unknown(self, anchors: Anchors, queries: np.ndarray, nearest: np.ndarray | None = None) -> list[bool | None]:
+        """Whether each query is far from every anchor, the `nearest` if known; None without a calibration."""
+        if (calibration := self._calibration.load()) is None:
+            return [None] * len(queries)
+        unknown: list[bool | None] = (
+            np.sqrt(anchors.nearest_squares(queries, nearest)) > calibration.threshold
+        ).tolist()
+        return unknown
+
+    def _search(
+        self, snapshot: Snapshot, embeddings: np.ndarray, features: np.ndarray | None, how: VectorSearch
+    ) -> list[Result]:
+        matching = None if how.where is None else self._classes.matching(snapshot, how.where)
+        if how.rank != "class" and features is not None and self._looks is not None:
+            pair = self.paired(snapshot)
+            # Without a learned anchor nothing is predicted, and without an item in the looks space nothing compared.
+            if how.rank == "looks" or (snapshot.anchors.learned and len(pair.ids)):
+                return self._by_class_and_looks(pair, embeddings, features, how, matching)
+        masks = None if matching is None else snapshot.masks(matching)
+        hits, probed = snapshot.search(embeddings, how.k, how.probes, how.min_candidates, masks, how.exclude_id)
+        names, nearest = snapshot.anchors.names, None
+        if probed is None:
+            anchors = [list(names)] * len(embeddings)
+        else:
+            anchors = [[names[number] for number in numbers.tolist()] for numbers in probed]
+            if masks is None:
+                nearest = np.array([numbers[0] for numbers in probed], dtype=np.int64)
+        unknown = self.is_unknown(snapshot.anchors, embeddings, nearest)
+        return [Result(*of_query) for of_query in zip(hits, anchors, unknown, strict=True)]
+
+    def _by_class_and_looks(
+        self, pair: Pair, embeddings: np.ndarray, features: np.ndarray, how: VectorSearch, matching: np.ndarray | None
+    ) -> list[Result]:
+        """By class or by looks, whichever suits each query."""
+        results: list[Result] = []
+        names = pair.classes.anchors.names
+        for block in compare(pair, embeddings, features, matching, how.exclude_id, exhaustive=how.probes is None):
+            if how.min_familiarity is None:
+                unknown = self.is_unknown(pair.classes.anchors, block.embeddings)
+            else:
+                unknown = (block.familiarity() < how.min_familiarity).tolist()
+            lists = block.predicted_lists() if how.rank != "looks" else np.full(len(unknown), -1)
+            by_class = block.by_class(np.flatnonzero((lists >= 0) & (lists < pair.learned)), lists, how)
+            for query, number in enumerate(lists.tolist()):
+                if query in by_class:
+                    results.append(Result(*by_class[query], unknown[query]))
+                    continue
+                columns, anchors = block.nearest(query, how.k), list[str | None]()
+                if number >= 0:
+                    own = block.nearest(query, how.k, pair.rows_in(number))
+                    columns, anchors = _first(own, columns, how.k), [names[number]]
+                results.append(Result(columns, anchors, unknown[query], rank="looks"))
+        return results
+
+
 class Pair:
     """One version of a gallery in both spaces: the class list of every item of the looks space.
 
@@ -39,9 +142,7 @@ class Pair:
         self.classes, self.looks = classes, looks
         for part in classes.parts:
             part.lists.verify()  # an item that a damaged id hides would be missed
-        parts = [part.lists for part in looks.parts]
-        self.starts = np.cumsum([0, *map(len, parts)])
-        self.ids = np.concatenate([lists.ids for lists in parts])
+        self.ids = np.concatenate([part.lists.ids for part in looks.parts])
         self.lists = np.full(len(self.ids), -1, np.int32)
         """The class list of each row; -1 for an item that is removed."""
         items = Items(classes)
@@ -60,36 +161,58 @@ class Pair:
     def features(self, id: int) -> np.ndarray | None:
         """The features of one item, compared with their checksums; None where it has none."""
         rows = np.flatnonzero((self.ids == id) & (self.lists >= 0))
-        if not len(rows):
-            return None
-        part = int(np.searchsorted(self.starts, rows[0], side="right")) - 1
-        lists, row = self.looks.parts[part].lists, rows[:1] - self.starts[part]
-        lists.verify_rows(row)
-        return np.array(lists.vectors[row[0]])
+        return self.looks.vectors(rows[:1])[0] if len(rows) else None
 
-    def rows_in(self, lists: np.ndarray) -> np.ndarray:
+    def rows_in(self, *lists: int) -> np.ndarray:
         """The rows of some class lists."""
-        bounds = zip(self._offsets[lists].tolist(), self._offsets[lists + 1].tolist(), strict=True)
-        return np.concatenate([self._order[:0], *(self._order[start:end] for start, end in bounds)])
+        rows = [self._order[self._offsets[number] : self._offsets[number + 1]] for number in lists]
+        return rows[0] if len(rows) == 1 else np.concatenate([self._order[:0], *rows])
+
+
+def compare(
+    pair: Pair,
+    embeddings: np.ndarray,
+    features: np.ndarray,
+    matching: np.ndarray | None = None,
+    exclude_id: int | None = None,
+    *,
+    exhaustive: bool = True,
+) -> Iterator[Comparison]:
+    """Queries with all items, so many queries at a time that their distances fit in memory."""
+    size = max(1, BLOCK // max(1, len(pair.ids)))
+    for start in range(0, len(features), size):
+        rows = slice(start, start + size)
+        yield Comparison(pair, embeddings[rows], features[rows], matching, exclude_id, exhaustive=exhaustive)
 
 
 class Comparison:
     """Squared distances of some queries to the items of the looks space, queries × rows, by one matrix product.
 
     Infinite for items that are removed or excluded and, in a large gallery, for those of lists that were not searched.
+    `matching` are the ids of the items that a filter allows; None: all.
     """
 
-    def __init__(self, pair: Pair, features: np.ndarray, exclude_id: int | None, *, exhaustive: bool) -> None:
-        self._pair, self._features = pair, features
+    def __init__(
+        self,
+        pair: Pair,
+        embeddings: np.ndarray,
+        features: np.ndarray,
+        matching: np.ndarray | None,
+        exclude_id: int | None,
+        *,
+        exhaustive: bool,
+    ) -> None:
+        self.pair, self.embeddings, self._features = pair, embeddings, features
+        self._matching, self._mask = matching, None if matching is None else np.isin(pair.ids, matching)
         looks, probed = pair.looks, None
         self._complete = exhaustive or len(looks) <= EXACT_ITEMS
         if not self._complete:
             probed = list(looks.anchors.nearest(features, -(-len(looks.anchors) // _SHARE)))
-        self.squares = np.full((len(features), len(pair.ids)), np.inf, np.float32)
+        self._squares = np.full((len(features), len(pair.ids)), np.inf, np.float32)
         for part, _, asking, first, end in looks.ranges(len(features), probed):
-            lists, start = looks.parts[part].lists, int(pair.starts[part])
+            lists, start = looks.parts[part].lists, int(looks.starts[part])
             queries, vectors = features[asking], lists.vectors[first:end]
-            self.squares[asking, start + first : start + end] = (
+            self._squares[asking, start + first : start + end] = (
                 parallel_cdist(queries, vectors)
                 if len(asking) == 1
                 else squared_distances(queries, vectors, lists.norms[first:end])
@@ -97,202 +220,110 @@ class Comparison:
         self._gone = pair.lists < 0
         if exclude_id is not None:
             self._gone |= pair.ids == exclude_id
-        self.squares[:, self._gone] = np.inf
+        self._squares[:, self._gone] = np.inf
 
-    def to_rows(self, query: int, rows: np.ndarray) -> np.ndarray:
+    def _to_rows(self, query: int, rows: np.ndarray) -> np.ndarray:
         """The squared distances of one query to some rows, all of which are compared."""
         if not self._complete:
-            missing = rows[np.isinf(self.squares[query, rows]) & ~self._gone[rows]]
-            self.squares[query, missing] = self._by_differences(query, missing)
-        squares: np.ndarray = self.squares[query, rows]
+            missing = rows[np.isinf(self._squares[query, rows]) & ~self._gone[rows]]
+            self._squares[query, missing] = self._by_differences(query, missing)
+        squares: np.ndarray = self._squares[query, rows]
         return squares
-
-    def nearest(self, query: int, k: int, rows: np.ndarray | None, mask: np.ndarray | None) -> Columns:
-        """The k nearest items of one query, of all or of some rows, that the mask allows."""
-        squares = self.squares[query] if rows is None else self.to_rows(query, rows)
-        allowed = np.isfinite(squares)
-        if mask is not None:
-            allowed &= mask if rows is None else mask[rows]
-        near = k_nearest(squares, k, allowed, 1.0)
-        near = near if rows is None else np.sort(rows[near])
-        exact = self._by_differences(query, near)
-        parts = np.searchsorted(self._pair.starts, near, side="right") - 1
-        candidates = []
-        for number, part in enumerate(self._pair.looks.parts):
-            mine = parts == number
-            candidates.append(Candidates(part.lists, None, near[mine] - self._pair.starts[number], exact[mine]))
-        columns = self._pair.looks.rank(candidates, k, None)
-        # The lists of the looks space have no names: an item's anchor is that of its class list.
-        lists = dict(zip(self._pair.ids[near].tolist(), self._pair.lists[near].tolist(), strict=True))
-        names = self._pair.classes.anchors.names
-        return columns._replace(anchors=[names[lists[id]] for id in columns.ids])
 
     def _by_differences(self, query: int, rows: np.ndarray) -> np.ndarray:
         """Exact squared distances of one query to some rows."""
-        squares = np.empty(len(rows), np.float32)
-        parts = np.searchsorted(self._pair.starts, rows, side="right") - 1
-        for number, part in enumerate(self._pair.looks.parts):
-            mine = np.flatnonzero(parts == number)
-            own = rows[mine] - self._pair.starts[number]
-            part.lists.verify_rows(own)
-            squares[mine] = parallel_cdist(self._features[query][None], part.lists.vectors.take(own, axis=0))
-        return squares
+        return parallel_cdist(self._features[query][None], self.pair.looks.vectors(rows))
 
+    def nearest(self, query: int, k: int, rows: np.ndarray | None = None) -> Columns:
+        """The k nearest items of one query that the filter allows, of all or of some rows."""
+        squares = self._squares[query] if rows is None else self._to_rows(query, rows)
+        allowed = np.isfinite(squares)
+        if self._mask is not None:
+            allowed &= self._mask if rows is None else self._mask[rows]
+        near = k_nearest(squares, k, allowed, 1.0)
+        near = near if rows is None else np.sort(rows[near])
+        columns = self.pair.looks.rank(near, self._by_differences(query, near), k)
+        # The lists of the looks space have no names: an item's anchor is that of its class list.
+        lists = dict(zip(self.pair.ids[near].tolist(), self.pair.lists[near].tolist(), strict=True))
+        names = self.pair.classes.anchors.names
+        return columns._replace(anchors=[names[lists[id]] for id in columns.ids])
 
-class Ranked(NamedTuple):
-    """What was found for one query, and how: the fields of a `Result`."""
-
-    columns: Columns
-    anchors: list[str | None]
-    unknown: bool | None
-    rank: Literal["class", "looks"]
-
-
-@dataclass(frozen=True)
-class RankedSearch:
-    """A search in both spaces; `probes` and the like as in `Snapshot.search`."""
-
-    k: int
-    probes: int | None
-    min_candidates: int
-    exclude_id: int | None
-    matching: np.ndarray | None
-    """The ids of the items that match a filter; None: all."""
-    always_looks: bool
-    threshold: float | None
-    """The smallest familiarity of a known query."""
-
-    def run(
-        self, pair: Pair, embeddings: np.ndarray, features: np.ndarray, unknown: Sequence[bool | None]
-    ) -> list[Ranked]:
-        """Rank each query by class or by looks; without a threshold, `unknown` says which are unknown."""
-        ranked: list[Ranked] = []
-        size = max(1, BLOCK // max(1, len(pair.ids)))
-        for start in range(0, len(embeddings), size):
-            rows = slice(start, start + size)
-            ranked += self._rank(pair, embeddings[rows], features[rows], unknown[rows])
-        return ranked
-
-    def _rank(
-        self, pair: Pair, embeddings: np.ndarray, features: np.ndarray, unknown: Sequence[bool | None]
-    ) -> list[Ranked]:
-        comparison = Comparison(pair, features, self.exclude_id, exhaustive=self.probes is None)
-        if self.threshold is not None:
-            unknown = (_familiarity(pair, comparison, embeddings) < self.threshold).tolist()
-        mask = None if self.matching is None else np.isin(pair.ids, self.matching)
-        lists = np.full(len(embeddings), -1)
-        if not self.always_looks:
-            lists = _predicted_lists(pair, comparison, embeddings, mask)
-        known = np.flatnonzero((lists >= 0) & (lists < pair.learned))
-        by_class = self._by_class(pair, comparison, embeddings[known], lists[known], known, mask)
-        in_class = dict(zip(known.tolist(), by_class, strict=True))
-        names = pair.classes.anchors.names
-        ranked = []
-        for query, (number, is_unknown) in enumerate(zip(lists.tolist(), unknown, strict=True)):
-            if query in in_class:
-                ranked.append(Ranked(*in_class[query], is_unknown, "class"))
-                continue
-            columns, anchors = comparison.nearest(query, self.k, None, mask), list[str | None]()
-            if number >= 0:
-                own = comparison.nearest(query, self.k, pair.rows_in(np.array([number])), mask)
-                columns, anchors = _first(own, columns, self.k), [names[number]]
-            ranked.append(Ranked(columns, anchors, is_unknown, "looks"))
-        return ranked
-
-    def _by_class(
-        self,
-        pair: Pair,
-        comparison: Comparison,
-        embeddings: np.ndarray,
-        lists: np.ndarray,
-        queries: np.ndarray,
-        mask: np.ndarray | None,
-    ) -> Iterator[tuple[Columns, list[str | None]]]:
-        """Hits and anchors of queries of trained classes: the items of their lists, by looks.
+    def by_class(
+        self, queries: np.ndarray, lists: np.ndarray, how: VectorSearch
+    ) -> dict[int, tuple[Columns, list[str | None]]]:
+        """Hits and anchors of queries of trained classes, which `lists` predicts: the items of their lists, by looks.
 
         Where all items are searched, those of the predicted list come first and the others behind, all by distance. So
         are the items of lists where some have no features.
         """
         if not len(queries):
-            return
-        classes, names = pair.classes, pair.classes.anchors.names
-        masks = None if self.matching is None else classes.masks(self.matching)
-        if self.probes is None:
-            predicted = classes.scan(embeddings, self.k, list(lists[:, None]), masks, self.exclude_id)
-            everything = classes.scan(embeddings, self.k, None, masks, self.exclude_id)
-            for own, others in zip(predicted, everything, strict=True):
-                yield _first(own, others, self.k), list(names)
-            return
-        probed = classes.probe(embeddings, self.k, self.probes, self.min_candidates, masks, self.exclude_id)
-        exactly = self.probes if masks is None and not self.min_candidates else None
-        probed = [
-            np.array([predicted, *(number for number in nearest.tolist() if number != predicted)][:exactly])
-            for predicted, nearest in zip(lists.tolist(), probed, strict=True)
-        ]
-        if pair.is_complete:
-            rows = zip(queries.tolist(), probed, strict=True)
-            found = [comparison.nearest(query, self.k, pair.rows_in(numbers), mask) for query, numbers in rows]
+            return {}
+        pair, classes, embeddings, lists = self.pair, self.pair.classes, self.embeddings[queries], lists[queries]
+        masks = None if self._matching is None else classes.masks(self._matching)
+        probed = [np.arange(len(classes.anchors))] * len(queries)
+        if how.probes is None:
+            own = classes.scan(embeddings, how.k, list(lists[:, None]), masks, how.exclude_id)
+            others = classes.scan(embeddings, how.k, None, masks, how.exclude_id)
+            found = [_first(*both, how.k) for both in zip(own, others, strict=True)]
         else:
-            found = classes.scan(embeddings, self.k, probed, masks, self.exclude_id)
-        for columns, numbers in zip(found, probed, strict=True):
-            yield columns, [names[number] for number in numbers.tolist()]
+            nearest = classes.probe(embeddings, how.k, how.probes, how.min_candidates, masks, how.exclude_id)
+            exactly = how.probes if masks is None and not how.min_candidates else None
+            probed = [
+                np.array([number, *numbers[numbers != number]][:exactly])
+                for number, numbers in zip(lists.tolist(), nearest, strict=True)
+            ]
+            if pair.is_complete:
+                rows = zip(queries.tolist(), probed, strict=True)
+                found = [self.nearest(query, how.k, pair.rows_in(*numbers)) for query, numbers in rows]
+            else:
+                found = classes.scan(embeddings, how.k, probed, masks, how.exclude_id)
+        anchors = [[classes.anchors.names[number] for number in numbers.tolist()] for numbers in probed]
+        return dict(zip(queries.tolist(), zip(found, anchors, strict=True), strict=True))
 
+    def predicted_lists(self) -> np.ndarray:
+        """The class list that each query belongs to, of those with items that the filter allows; -1 for none.
 
-def _predicted_lists(pair: Pair, comparison: Comparison, embeddings: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
-    """The class list that each query belongs to, of those with items that the mask allows; -1 where there is none.
+        The one for which 30 × (mean cosine of its three nearest items, by looks) + log(cosine of the embedding and its
+        anchor) is largest; a label that the model never saw has no anchor of its own, and the logarithm is 0. Where an
+        embedding is the expected anchor its cosines are posteriors, but for a factor: the sum is that of a classifier's
+        and a nearest-neighbour classifier's log posteriors. Chosen on held-out photos of three datasets. An image that
+        is an item belongs where that is.
+        """
+        pair, mask, anchors = self.pair, self._mask, self.pair.classes.anchors
+        nearest = anchors.nearest(self.embeddings, min(_NEAR_ANCHORS, len(anchors)))
+        lists = np.full(len(self.embeddings), -1)
+        for query, direction in enumerate(unit_rows(self.embeddings)):
+            squares = self._squares[query] if mask is None else np.where(mask, self._squares[query], np.inf)
+            count = min(_NEAR_ITEMS, len(squares))
+            rows = np.argpartition(squares, count - 1)[:count] if count else np.empty(0, int)
+            rows = rows[np.isfinite(squares[rows])]
+            if len(rows) and squares[closest := rows[squares[rows].argmin()]] < _SAME:
+                lists[query] = pair.lists[closest]
+                continue
+            candidates = set(pair.lists[rows].tolist())
+            for number in nearest[query].tolist():
+                own = pair.rows_in(number)
+                if len(own) and (mask is None or mask[own].any()):
+                    candidates.add(number)
+            best = -np.inf
+            for number in sorted(candidates):
+                score = _LOOKS_WEIGHT * (1 - _mean_of_nearest(self._to_rows(query, pair.rows_in(number))) / 2)
+                if number < pair.learned:
+                    cosine = float(unit_rows(anchors.vectors[number][None])[0] @ direction)
+                    score += math.log(max(cosine, _MIN_COSINE))
+                if score > best:
+                    lists[query], best = number, score
+        return lists
 
-    The one for which 30 × (mean cosine of its three nearest items, by looks) + log(cosine of the embedding and its
-    anchor) is largest; a label that the model never saw has no anchor of its own, and the logarithm is 0. Where an
-    embedding is the expected anchor its cosines are posteriors, but for a factor: the sum is that of a classifier's and
-    a nearest-neighbour classifier's log posteriors. Chosen on held-out photos of three datasets. An image that is an
-    item belongs where that is.
-    """
-    anchors = pair.classes.anchors
-    nearest = anchors.nearest(embeddings, min(_NEAR_ANCHORS, len(anchors)))
-    lists = np.full(len(embeddings), -1)
-    for query, direction in enumerate(unit_rows(embeddings)):
-        squares = comparison.squares[query] if mask is None else np.where(mask, comparison.squares[query], np.inf)
-        count = min(_NEAR_ITEMS, len(squares))
-        rows = np.argpartition(squares, count - 1)[:count] if count else np.empty(0, int)
-        rows = rows[np.isfinite(squares[rows])]
-        if len(rows) and squares[closest := rows[squares[rows].argmin()]] < _SAME:
-            lists[query] = pair.lists[closest]
-            continue
-        candidates = set(pair.lists[rows].tolist())
-        for number in nearest[query].tolist():
-            own = pair.rows_in(np.array([number]))
-            if len(own) and (mask is None or mask[own].any()):
-                candidates.add(number)
-        best = -np.inf
-        for number in sorted(candidates):
-            alike = 1 - _mean_of_nearest(comparison.to_rows(query, pair.rows_in(np.array([number])))) / 2
-            score = _LOOKS_WEIGHT * alike
-            if number < pair.learned:
-                cosine = float(unit_rows(anchors.vectors[number][None])[0] @ direction)
-                score += math.log(max(cosine, _MIN_COSINE))
-            if score > best:
-                lists[query], best = number, score
-    return lists
-
-
-def familiarity(pair: Pair, embeddings: np.ndarray, features: np.ndarray) -> np.ndarray:
-    """How much some queries look like the class of their nearest anchor; see `kedge.model.calibration.familiarity`."""
-    size = max(1, BLOCK // max(1, len(pair.ids)))
-    parts = [slice(start, start + size) for start in range(0, len(features), size)]
-    values = [
-        _familiarity(pair, Comparison(pair, features[part], None, exhaustive=True), embeddings[part]) for part in parts
-    ]
-    return np.concatenate([np.empty(0), *values])
-
-
-def _familiarity(pair: Pair, comparison: Comparison, embeddings: np.ndarray) -> np.ndarray:
-    anchors = pair.classes.anchors
-    nearest_anchors = anchors.nearest(embeddings, min(SHARES, pair.learned))
-    own, cosines = np.empty(len(embeddings)), np.empty(nearest_anchors.shape)
-    for query, (numbers, direction) in enumerate(zip(nearest_anchors, unit_rows(embeddings), strict=True)):
-        own[query] = _mean_of_nearest(comparison.to_rows(query, pair.rows_in(numbers[:1])))
-        cosines[query] = unit_rows(anchors.vectors[numbers]) @ direction
-    return combined(1 - own / 2, 1 - comparison.squares.min(axis=1, initial=np.inf) / 2, cosines)
+    def familiarity(self) -> np.ndarray:
+        """How much each query looks like the class of its nearest anchor; see `kedge.model.calibration.familiarity`."""
+        pair, anchors = self.pair, self.pair.classes.anchors
+        nearest = anchors.nearest(self.embeddings, min(SHARES, pair.learned))
+        own, cosines = np.empty(len(nearest)), np.empty(nearest.shape)
+        for query, (numbers, direction) in enumerate(zip(nearest, unit_rows(self.embeddings), strict=True)):
+            own[query] = _mean_of_nearest(self._to_rows(query, pair.rows_in(numbers[0])))
+            cosines[query] = unit_rows(anchors.vectors[numbers]) @ direction
+        return familiarity(1 - own / 2, 1 - self._squares.min(axis=1, initial=np.inf) / 2, cosines)
 
 
 def _mean_of_nearest(squares: np.ndarray) -> float:

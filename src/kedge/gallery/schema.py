@@ -11,20 +11,20 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from kedge.errors import ConfigError, GalleryError
+from kedge.errors import ConfigError, GalleryError, first_line
 
 __all__ = [
     "CHECKSUM",
     "COLUMNS",
     "VECTORS",
-    "arrow_columns",
+    "arrow_array",
+    "arrow_table",
     "check_columns",
     "check_label",
     "check_labels",
     "check_vectors",
     "column_types",
     "damaged_rows",
-    "first_line",
     "normalize_label",
     "own_columns",
     "require_positive",
@@ -54,12 +54,9 @@ _BIDIRECTIONAL = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u20
 
 def column_types(dim: int, features: int = 0) -> dict[str, pa.DataType]:
     """The Arrow type of each column of a new table, whose `features` have so many numbers (0: it has none)."""
-    text, number = pa.string(), pa.int64()
-    embedding, looks = pa.list_(pa.float32(), dim), pa.list_(pa.float32(), features or 1)
-    types = dict(zip(COLUMNS, (number, text, text, text, embedding, pa.binary(), looks, number), strict=True))
-    if not features:
-        del types["features"]
-    return types
+    types = dict.fromkeys(COLUMNS, pa.string()) | {"id": pa.int64(), CHECKSUM: pa.int64(), "thumbnail": pa.binary()}
+    types |= {"embedding": pa.list_(pa.float32(), dim), "features": pa.list_(pa.float32(), features)}
+    return {name: kind for name, kind in types.items() if features or name != "features"}
 
 
 def own_columns(schema: pa.Schema) -> tuple[str, ...]:
@@ -69,25 +66,31 @@ def own_columns(schema: pa.Schema) -> tuple[str, ...]:
     return tuple(names[: names.index(CHECKSUM) + 1]) if CHECKSUM in names else first_release
 
 
-def arrow_columns(rows: Mapping[str, Any], schema: pa.Schema) -> pa.Table:
-    """Rows given as columns of any kind, as an Arrow table; labels are checked."""
-    own, columns = own_columns(schema), {}
-    types = {name: schema.field(name).type for name in own}
+def arrow_table(rows: Mapping[str, Any], schema: pa.Schema) -> pa.Table:
+    """Rows given as columns of any kind, as a table of this schema with checksums; labels are checked."""
+    if unknown := set(rows) - set(schema.names):
+        raise ConfigError(f"There is no metadata column {min(unknown)!r}: add it first.")
+    own, columns = own_columns(schema), {field.name: pa.nulls(len(rows["id"]), field.type) for field in schema}
     for name, values in rows.items():
-        if name in VECTORS and name in own:
-            if isinstance(values, np.ndarray):
-                flat = pa.array(np.ascontiguousarray(values, np.float32).reshape(-1))
-                values = pa.FixedSizeListArray.from_arrays(flat, types[name].list_size)
-            columns[name] = values
-            continue
-        if name == "label":
-            is_arrow = isinstance(values, (pa.Array, pa.ChunkedArray))
-            values = check_labels(values.to_pylist() if is_arrow else values)
-        try:
-            columns[name] = pa.array(values, types.get(name))
-        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-            raise ConfigError(f"metadata {name!r} cannot be stored: {first_line(error)}") from error
-    return pa.table(columns)
+        kind = schema.field(name).type
+        if name in VECTORS and name in own and isinstance(values, np.ndarray):
+            flat = pa.array(np.ascontiguousarray(values, np.float32).reshape(-1))
+            values = pa.FixedSizeListArray.from_arrays(flat, kind.list_size)
+        elif name == "label":
+            values = check_labels(values.to_pylist() if isinstance(values, (pa.Array, pa.ChunkedArray)) else values)
+        columns[name] = arrow_array(name, values, kind)
+    if CHECKSUM in own:
+        columns[CHECKSUM] = pa.array(row_checksums(pa.table(columns)))
+    return pa.table(columns, schema)
+
+
+def arrow_array(name: str, values: Any, kind: pa.DataType | None = None) -> pa.Array | pa.ChunkedArray:
+    """A column of any kind as an Arrow array, of the type that it has or of this one."""
+    try:
+        array = values if isinstance(values, (pa.Array, pa.ChunkedArray)) else pa.array(values)
+        return array if kind is None else array.cast(kind)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+        raise ConfigError(f"metadata {name!r} cannot be stored: {first_line(error)}.") from error
 
 
 def vectors_of(batch: pa.RecordBatch | pa.Table, name: str = "embedding") -> np.ndarray:
@@ -246,8 +249,3 @@ def unseal_json(content: bytes, *, optional: bool = False) -> dict[str, Any]:
     if (checksum is not None or not optional) and checksum != zlib.crc32(content.rpartition(_SEAL)[0]):
         raise ValueError("The checksum differs.")
     return values
-
-
-def first_line(error: BaseException) -> str:
-    """What an error of a library says, without its details."""
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -17,7 +17,6 @@ from kedge.gallery.inverted_lists import InvertedLists
 
 __all__ = [
     "BLOCK",
-    "Candidates",
     "Columns",
     "Hit",
     "Item",
@@ -77,7 +76,7 @@ class Result:
         columns: Columns,
         anchors: list[str | None],
         unknown: bool | None,
-        seconds: float,
+        seconds: float = 0.0,
         rank: Literal["class", "looks"] = "class",
     ) -> None:
         self._columns = columns
@@ -128,9 +127,9 @@ class Part:
 
 
 class Candidates(NamedTuple):
-    """Rows of one list (or of all, where `number` is None) and their exact squared distances."""
+    """Rows of one list of a part (or of all, where `number` is None) and their exact squared distances."""
 
-    lists: InvertedLists
+    part: int
     number: int | None
     rows: np.ndarray
     squares: np.ndarray
@@ -198,29 +197,21 @@ class Snapshot:
     ) -> list[np.ndarray]:
         """For each query the lists to search, nearest first; see `search`."""
         probes = min(probes, len(self.anchors))
-        if masks is not None:
-            # The excluded item may be one of those that match.
-            return self._probe_matching(queries, probes, max(min_candidates, k + (exclude_id is not None)), masks)
-        if not min_candidates:
+        if masks is None and not min_candidates:
             return list(self.anchors.nearest(queries, probes))
-        sizes = self.list_sizes()
+        sizes, anchors, numbers = self.list_sizes(masks), self.anchors, np.arange(len(self.anchors))
+        if masks is not None:
+            numbers = np.flatnonzero(sizes)
+            anchors = anchors.subset(numbers)
+            # The excluded item may be one of those that match.
+            min_candidates = max(min_candidates, k + (exclude_id is not None))
         count = max(probes, _SORTED_ANCHORS)
         while True:
-            order = self.anchors.nearest(queries, min(count, len(self.anchors)))
+            order = numbers[anchors.nearest(queries, min(count, len(anchors)))]
             needed = [np.searchsorted(np.cumsum(sizes[row]), min_candidates) + 1 for row in order]
-            if count >= len(self.anchors) or max(needed, default=0) <= count:
+            if count >= len(anchors) or max(needed, default=0) <= count:
                 return [row[: max(probes, lists)] for row, lists in zip(order, needed, strict=True)]
             count *= 8  # of very many anchors, seldom all are needed
-
-    def _probe_matching(self, queries: np.ndarray, probes: int, min_candidates: int, masks: Masks) -> list[np.ndarray]:
-        """The nearest of the lists with items that match, until they hold enough of them."""
-        sizes = self.list_sizes(masks)
-        matching = np.flatnonzero(sizes)
-        if not len(matching):
-            return [matching] * len(queries)
-        order = matching[self.anchors.subset(matching).nearest(queries, len(matching))]
-        needed = [np.searchsorted(np.cumsum(sizes[row]), min_candidates) + 1 for row in order]
-        return [row[: max(probes, lists)] for row, lists in zip(order, needed, strict=True)]
 
     def list_sizes(self, masks: Masks | None = None) -> np.ndarray:
         """How many items each list holds."""
@@ -246,12 +237,13 @@ class Snapshot:
         for part, number, asking, start, end in self.ranges(len(queries), probed):
             lists, mask = self.parts[part].lists, masks[part]
             if len(asking) == 1:
-                near = _scan_list(lists, start, end, queries[asking[0]], count, mask)
-                candidates[asking[0]].append(Candidates(lists, number, *near))
+                squares = parallel_cdist(queries[asking[0]][None], lists.vectors[start:end])
+                rows = k_nearest(squares, count, None if mask is None else mask[start:end])
+                candidates[asking[0]].append(Candidates(part, number, rows + start, squares.take(rows)))
                 continue
             for row, rows, squares in _scan_list_batch(lists, start, end, queries[asking], count, mask):
-                candidates[asking[row]].append(Candidates(lists, number, rows, squares))
-        return [self.rank(of_query, k, exclude_id) for of_query in candidates]
+                candidates[asking[row]].append(Candidates(part, number, rows, squares))
+        return [self._rank(of_query, k, exclude_id) for of_query in candidates]
 
     def ranges(
         self, queries: int, probed: list[np.ndarray] | None
@@ -272,42 +264,70 @@ class Snapshot:
                 if start < end and asking:
                     yield number_of_part, number, asking, start, end
 
-    def rank(self, candidates: list[Candidates], k: int, exclude_id: int | None) -> Columns:
+    def _rank(self, candidates: list[Candidates], k: int, exclude_id: int | None) -> Columns:
         """Candidates of all lists and parts by distance, ties by id."""
-        if len(candidates) == 1 and exclude_id is None:
-            lists, number, rows, squares = candidates[0]
-            # The rows of a list are in order of their ids; those of all lists are not.
-            if number is not None:
-                order = squares.argsort(kind="stable")[:k]
-            else:
-                order = np.lexsort((lists.ids.take(rows), squares))[:k]
-            return self._columns(lists, number, rows.take(order), squares.take(order))
-        ids = np.concatenate([*(lists.ids.take(rows) for lists, _, rows, _ in candidates), np.empty(0, int)])
-        squares = np.concatenate([*(part.squares for part in candidates), np.empty(0, np.float32)])
+        if len(candidates) == 1 and exclude_id is None and candidates[0].number is not None:
+            part, number, rows, squares = candidates[0]
+            order = squares.argsort(kind="stable")[:k]  # the rows of a list are in order of their ids
+            return self._columns(self.parts[part].lists, rows.take(order), squares.take(order), number)
+        rows = np.concatenate([np.empty(0, int), *(self.starts[part] + rows for part, _, rows, _ in candidates)])
+        squares = np.concatenate([np.empty(0, np.float32), *(each.squares for each in candidates)])
+        return self.rank(rows, squares, k, exclude_id)
+
+    def rank(self, rows: np.ndarray, squares: np.ndarray, k: int, exclude_id: int | None = None) -> Columns:
+        """The k nearest of some rows, counted through all parts, by distance, ties by id."""
+        ids = np.empty(len(rows), np.int64)
+        for lists, mine, own in self.split(rows):
+            ids[mine] = lists.ids.take(own)
         order = np.lexsort((ids, squares))
         if exclude_id is not None:
             order = order[ids[order] != exclude_id]
-        order = order[:k]
-        table = np.empty((len(order), len(Columns._fields)), dtype=object)
-        first = 0
-        for lists, number, rows, part_squares in candidates:
-            ranks = np.flatnonzero((order >= first) & (order < first + len(rows)))
-            if len(ranks):
-                chosen = order[ranks] - first
-                columns = self._columns(lists, number, rows[chosen], part_squares[chosen])
-                for field, values in enumerate(columns):
-                    table[ranks, field] = values
-            first += len(rows)
+        rows, squares = rows[order[:k]], squares[order[:k]]
+        by_part = [(mine, self._columns(lists, own, squares[mine])) for lists, mine, own in self.split(rows)]
+        if len(by_part) == 1:
+            return by_part[0][1]
+        table = np.empty((len(rows), len(Columns._fields)), dtype=object)
+        for mine, columns in by_part:
+            for field, values in enumerate(columns):
+                table[mine, field] = values
         return Columns(*table.T.tolist())
 
-    def _columns(self, lists: InvertedLists, number: int | None, rows: np.ndarray, squares: np.ndarray) -> Columns:
-        anchors: Sequence[str | None]
+    def _columns(
+        self, lists: InvertedLists, rows: np.ndarray, squares: np.ndarray, number: int | None = None
+    ) -> Columns:
+        names = self.anchors.names
+        anchors: list[str | None]
         if number is None:
-            numbers = lists.offsets.searchsorted(rows, side="right") - 1
-            anchors = [self.anchors.names[of_row] for of_row in numbers.tolist()]
+            anchors = [names[of_row] for of_row in (lists.offsets.searchsorted(rows, side="right") - 1).tolist()]
         else:
-            anchors = (self.anchors.names[number],) * len(rows)
+            anchors = [names[number]] * len(rows)
         return Columns(*lists.describe(rows), np.sqrt(squares).tolist(), anchors)
+
+    # ------------------------------------------------------------------ rows, counted through all parts
+
+    @cached_property
+    def starts(self) -> np.ndarray:
+        """The first row of each part, and behind them the number of rows."""
+        return np.cumsum([0, *(len(part.lists) for part in self.parts)])
+
+    def split(self, rows: np.ndarray) -> Iterator[tuple[InvertedLists, np.ndarray | slice, np.ndarray]]:
+        """Rows by part: its lists, which of `rows` are in them, and their rows there."""
+        if len(self.parts) == 1:
+            yield self.parts[0].lists, slice(None), rows
+            return
+        parts = np.searchsorted(self.starts, rows, side="right") - 1
+        for number, part in enumerate(self.parts):
+            mine = np.flatnonzero(parts == number)
+            if len(mine):
+                yield part.lists, mine, rows[mine] - self.starts[number]
+
+    def vectors(self, rows: np.ndarray) -> np.ndarray:
+        """The vectors of some rows, compared with their checksums."""
+        vectors = np.empty((len(rows), self.anchors.vectors.shape[1]), np.float32)
+        for lists, mine, own in self.split(rows):
+            lists.verify_rows(own)
+            vectors[mine] = lists.vectors.take(own, axis=0)
+        return vectors
 
 
 def _queries_by_list(queries: int, probed: list[np.ndarray] | None) -> list[tuple[int | None, list[int]]]:
@@ -323,19 +343,10 @@ def _queries_by_list(queries: int, probed: list[np.ndarray] | None) -> list[tupl
     return list(asking.items())
 
 
-def _scan_list(
-    lists: InvertedLists, start: int, end: int, query: np.ndarray, k: int, mask: np.ndarray | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """At least the k nearest rows of one query and their squared distances, by row."""
-    squares = parallel_cdist(query[None], lists.vectors[start:end])
-    rows = k_nearest(squares, k, None if mask is None else mask[start:end])
-    return rows + start, squares.take(rows)
-
-
 def _scan_list_batch(
     lists: InvertedLists, start: int, end: int, queries: np.ndarray, k: int, mask: np.ndarray | None
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """The same for several queries, which share a matrix product; each with the number of its query."""
+    """At least the k nearest rows of several queries, which share a matrix product: query, rows, squared distances."""
     lengths = np.sqrt(norms_of(queries)).tolist()
     step = max(1, BLOCK // len(queries))
     for first in range(start, end, step):

@@ -21,15 +21,12 @@ from kedge.gallery.schema import require_valid, rows_with, vectors_of
 from kedge.gallery.search import Part, Snapshot
 from kedge.gallery.table import Table
 
-__all__ = ["Changes", "Items", "SnapshotLoader", "changes_since", "stolen_items"]
+__all__ = ["Changes", "Items", "SnapshotLoader", "changes_since"]
 
 _MAX_TAIL = 10_000
 """With more new rows than this, the lists are written anew before the next search."""
 _ROW_OVERHEAD = 512
 """Bytes that a row of the tail takes beside its vector."""
-_JUDGED = 10_000
-"""Items by which it is judged whether a new label's anchor takes others from their lists."""
-_MAX_STOLEN = 0.02
 _log = logging.getLogger(__name__)
 
 
@@ -98,24 +95,23 @@ class SnapshotLoader:
             return self._snapshot
 
     def verified(self) -> Snapshot:
-        """The newest version, all its lists compared with their checksums; damaged ones are rebuilt."""
+        """The newest version, all its lists compared with their checksums.
+
+        Damaged ones are rebuilt from the table or, while somebody writes, replaced by lists in memory.
+        """
         snapshot = self.latest()
         try:
             for part in snapshot.parts:
                 part.lists.verify()
         except DamagedLists:
-            return self.repaired(snapshot)
+            with self._lock:
+                stored = self._stored
+                if stored is not None and any(part.lists is stored.lists for part in snapshot.parts):
+                    _log.warning("The inverted lists of %s are damaged: they are rebuilt.", self._table.location)
+                    self._damaged.add(stored.name)
+                    self.reopen()
+                return self.latest()
         return snapshot
-
-    def repaired(self, damaged: Snapshot) -> Snapshot:
-        """The newest version without the damaged lists of this one: rebuilt from the table, or held in memory."""
-        with self._lock:
-            stored = self._stored
-            if stored is not None and any(part.lists is stored.lists for part in damaged.parts):
-                _log.warning("The inverted lists of %s are damaged: they are rebuilt.", self._table.location)
-                self._damaged.add(stored.name)
-                self.reopen()
-            return self.latest()
 
     def reopen(self) -> None:
         """Open the lists from disk at the next call, to verify them once more."""
@@ -201,7 +197,6 @@ class Items:
     def __init__(self, snapshot: Snapshot, *, by_id: bool = True) -> None:
         self.snapshot = snapshot
         self._lists = [part.lists for part in snapshot.parts]
-        self._starts = np.cumsum([0, *map(len, self._lists)])
         alive = [np.ones(len(p.lists), bool) if p.alive is None else p.alive for p in snapshot.parts]
         self._rows = np.flatnonzero(np.concatenate(alive))
         """The row of each item, counted through all parts."""
@@ -240,47 +235,15 @@ class Items:
         return self._coded_labels[1]
 
     def vectors(self, positions: np.ndarray) -> np.ndarray:
-        """The vectors of some items."""
-        vectors = np.empty((len(positions), self.snapshot.anchors.vectors.shape[1]), np.float32)
-        rows = self._rows[positions]
-        parts = np.searchsorted(self._starts, rows, side="right") - 1
-        for number, lists in enumerate(self._lists):
-            mine = np.flatnonzero(parts == number)
-            vectors[mine] = lists.vectors[rows[mine] - self._starts[number]]
-        return vectors
-
-    def locate(self, position: int) -> tuple[InvertedLists, int]:
-        """The inverted lists that hold an item, and its row in them."""
-        part = int(np.searchsorted(self._starts, self._rows[position], side="right")) - 1
-        return self._lists[part], int(self._rows[position] - self._starts[part])
+        """The vectors of some items, compared with their checksums."""
+        return self.snapshot.vectors(self._rows[positions])
 
     def describe(self, position: int) -> tuple[str | None, str | None]:
         """Path and label of an item."""
-        lists, row = self.locate(position)
-        _, (path,), (label,) = lists.describe(np.array([row]))
+        [(lists, _, row)] = self.snapshot.split(self._rows[position : position + 1])
+        _, (path,), (label,) = lists.describe(row)
         return path, label
 
     def _gather(self, by_part: list[np.ndarray]) -> np.ndarray:
         """Values of all rows of all parts, for the items in their order."""
         return np.concatenate(by_part)[self._rows]
-
-
-def stolen_items(snapshot: Snapshot, added: set[str]) -> tuple[str, float] | None:
-    """The new label whose anchor takes most items of other labels from their lists, and the share that new ones take.
-
-    None where that share is small. Judged by a sample.
-    """
-    items, anchors = Items(snapshot, by_id=False), snapshot.anchors
-    is_new = np.array([name in added for name in anchors.names])
-    numbers = {name: number for number, name in enumerate(anchors.names) if name not in added}
-    own = np.array([*(numbers.get(name, -1) for name in items.label_names), -1])[items.labels]
-    others = np.flatnonzero(own >= 0)
-    if not len(others) or not is_new.any():
-        return None
-    sample = np.random.default_rng(0).permutation(others)[:_JUDGED]
-    vectors, before = items.vectors(sample), np.flatnonzero(~is_new)
-    nearest = anchors.nearest(vectors, 1)[:, 0]
-    stolen = is_new[nearest] & (before[anchors.subset(before).nearest(vectors, 1)[:, 0]] == own[sample])
-    if stolen.mean() <= _MAX_STOLEN:
-        return None
-    return str(anchors.names[np.bincount(nearest[stolen]).argmax()]), float(stolen.mean())

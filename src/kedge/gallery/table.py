@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 import threading
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -18,19 +20,18 @@ from filelock import FileLock, Timeout
 from lance import Session  # type: ignore[attr-defined]
 from lance.fragment import FragmentMetadata, write_fragments
 
-from kedge.errors import ConfigError, GalleryError
+from kedge.errors import ConfigError, GalleryError, first_line
 from kedge.gallery.integrity import Integrity, wrap_read_errors
-from kedge.gallery.location import LOCK, FolderWatch, Location
+from kedge.gallery.location import LOCK, Location
 from kedge.gallery.schema import (
     CHECKSUM,
     VECTORS,
-    arrow_columns,
+    arrow_array,
+    arrow_table,
     column_types,
     damaged_rows,
-    first_line,
     own_columns,
     require_valid,
-    row_checksums,
     vectors_of,
 )
 
@@ -40,6 +41,8 @@ MEMORY = 1 << 30
 """Bytes that a gallery may keep in memory beside the page cache."""
 _LOCK_SECONDS = 10.0
 _SENTINEL = "987654321987"
+_MTIME_RESOLUTION = 50_000_000
+"""Nanoseconds: coarser than any file system's clock."""
 _log = logging.getLogger(__name__)
 
 
@@ -64,7 +67,8 @@ class Table:
         self.integrity = Integrity(self.location)
         self.integrity.repair_copy()
         self._uri = self.location.table_uri
-        self._watch = FolderWatch(f"{self._uri}/_versions")
+        self._mtime = 0
+        """Of the folder of versions, by which a new one is noticed: asking Lance costs far more."""
         self._lock = threading.Lock()
         # Left to itself, Lance may cache several GiB.
         self._session = Session(index_cache_size_bytes=memory // 8, metadata_cache_size_bytes=memory // 8)
@@ -96,7 +100,11 @@ class Table:
         """Move to the newest version; its number."""
         with wrap_read_errors(self.location):
             if self.location.url is None:
-                self._watch.poll(self._reload)
+                mtime = os.stat(f"{self._uri}/_versions").st_mtime_ns  # noqa: PTH116 - Path.stat costs twice as much
+                if mtime != self._mtime:
+                    self._reload()
+                    # A recent mtime may still be that of the next change.
+                    self._mtime = mtime if time.time_ns() - mtime > _MTIME_RESOLUTION else 0
             elif self._dataset.latest_version != self._dataset.version:
                 self._reload()
         return self.version
@@ -152,15 +160,11 @@ class Table:
     def files(self) -> set[str]:
         """The files of this version, its manifest among them."""
         with wrap_read_errors(self.location):
-            return self.integrity.files(self._dataset, manifest=True)
+            return self.integrity.files(self._dataset)
 
-    def verify(self) -> None:
-        """Raise unless this version is as it was written; what was compared before is not compared again."""
-        self.integrity.verify(self._dataset)
-
-    def check(self) -> None:
-        """Compare all of this version once more; the error names the damaged items and the last good version."""
-        self.integrity.check(self._dataset)
+    def verify(self, *, again: bool = False) -> None:
+        """Raise unless this version is as it was written; see `Integrity.verify`."""
+        self.integrity.verify(self._dataset, again=again)
 
     def seal(self, before: Collection[str], *, prune: bool = False) -> None:
         """Keep the checksums of what was written since there were only the files `before`; see `Integrity.seal`."""
@@ -219,19 +223,7 @@ class Table:
 
     def write(self, rows: Mapping[str, Any]) -> list[FragmentMetadata]:
         """Write rows, which nobody sees until they are committed."""
-        schema = self._dataset.schema
-        new = arrow_columns(rows, schema)
-        if unknown := set(new.column_names) - set(schema.names):
-            raise ConfigError(f"There is no metadata column {min(unknown)!r}: add it first.")
-        columns = {field.name: pa.nulls(len(new), field.type) for field in schema}
-        try:
-            columns |= {name: new.column(name).cast(schema.field(name).type) for name in new.column_names}
-        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
-            raise ConfigError(f"metadata does not fit the columns that exist: {first_line(error)}") from error
-        if CHECKSUM in schema.names:
-            columns[CHECKSUM] = pa.array(row_checksums(pa.table(columns)))
-        table = pa.table({name: columns[name] for name in schema.names}, schema)
-        return list(write_fragments(table, self._uri, mode="append"))
+        return list(write_fragments(arrow_table(rows, self._dataset.schema), self._uri, mode="append"))
 
     def commit(self, fragments: Sequence[FragmentMetadata]) -> None:
         """Make written rows visible, all at once."""
@@ -257,10 +249,10 @@ class Table:
     def add_columns(self, rows: Mapping[str, Any]) -> None:
         """Add metadata columns that the table lacks, empty for the rows that it has."""
         existing = set(self._dataset.schema.names)
-        fields = [pa.field(name, pa.array(values).type) for name, values in rows.items() if name not in existing]
-        if fields:
+        new = {name: arrow_array(name, values) for name, values in rows.items() if name not in existing}
+        if new:
             with self._modifying() as dataset:
-                dataset.add_columns(pa.schema(fields))
+                dataset.add_columns(pa.schema([pa.field(name, array.type) for name, array in new.items()]))
 
     def delete(self, ids: Iterable[int]) -> int:
         """Delete rows; how many there were."""

@@ -12,8 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from kedge.deps import require
-from kedge.errors import ConfigError, GalleryError, KedgeError
-from kedge.gallery.schema import first_line
+from kedge.errors import ConfigError, GalleryError, KedgeError, first_line
 
 __all__ = ["Cluster", "connect"]
 

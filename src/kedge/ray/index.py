@@ -166,11 +166,11 @@ class Decoder:
             decode_file(item, existing.get(item.path), self.preprocessing, self.thumbnails)  # type: ignore[arg-type]
             for item in items
         ]
-        batch = collate(0, paths, decoded)
         metadata = {name: [item.metadata[name] for item in items] for name in items[0].metadata}
-        columns = batch.columns(self.first_id + start, paths, [item.label for item in items], metadata)
+        others = {"label": [item.label for item in items], **metadata}
+        columns, images, skipped, present = collate(self.first_id + start, paths, decoded, others)
         replaced = [existing[path].id for path in columns["path"] if path in existing]
-        return Entry(start, columns["id"], replaced, batch.skipped, batch.present), batch.images, columns
+        return Entry(start, columns["id"], replaced, skipped, present), images, columns
 
 
 class Embedder:

@@ -49,9 +49,7 @@ class Catalogue(Items):
         position = int(np.searchsorted(self.ids, id))
         if position == len(self) or self.ids[position] != id:
             raise HTTPException(404, f"There is no item {id}.")
-        lists, row = self.locate(position)
-        lists.prefetch([int(np.searchsorted(lists.offsets, row, side="right")) - 1])
-        return np.array(lists.vectors[row])
+        return self.vectors(np.array([position])).reshape(-1)
 
     def typical(self, anchor: int, k: int) -> list[Hit]:
         """The items of an anchor's list that are nearest to it."""
