@@ -348,7 +348,9 @@ def test_items_without_a_label_sit_where_a_class_search_finds_them(tmp_path: Pat
         gallery.optimize()
 
 
-def test_the_mean_of_a_later_label_is_as_long_as_the_learned_anchors(tmp_path: Path) -> None:
+def test_the_mean_of_a_later_label_is_as_long_as_the_learned_anchors(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     learned = np.diag([1.0, 2.0, 4.0, 4.0]).astype(np.float32)
     gallery = Gallery.create(tmp_path / "g", anchors=learned, classes=["a", "b", "c", "d"])
     gallery.add_embeddings(np.repeat(learned, 10, axis=0), [label for label in "abcd" for _ in range(10)])
@@ -358,6 +360,31 @@ def test_the_mean_of_a_later_label_is_as_long_as_the_learned_anchors(tmp_path: P
         mean = scattered.mean(axis=0)
         np.testing.assert_allclose(gallery.snapshot().anchors.vectors[4], 3 * mean / np.linalg.norm(mean), rtol=1e-6)
         gallery.optimize()
+    assert caplog.text == ""  # it lies between "c" and "d", and takes no item of either
+
+
+def test_a_later_label_that_takes_items_of_others_is_reported_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    gallery = Gallery.create(tmp_path / "g", anchors=ANCHORS, classes=CLASSES)
+    known = Vectors([CLASSES[row % 3] for row in range(60)], seed=3)
+    gallery.add_embeddings(known.embeddings, known.labels)
+    gallery.add_embeddings(known.embeddings[:1] - 50, ["far"])
+    assert caplog.text == ""
+    near = known.embeddings[::3] + np.float32(0.1)
+    gallery.add_embeddings(near, ["new"] * 20)
+    (record,) = caplog.records
+    direction = near.mean(axis=0, dtype=float)
+    moved = np.concatenate([ANCHORS, [4 * direction / np.linalg.norm(direction)]])
+    nearest = np.linalg.norm(known.embeddings[:, None] - moved, axis=2).argmin(axis=1)
+    right = np.linalg.norm(known.embeddings[:, None] - ANCHORS, axis=2).argmin(axis=1) == np.arange(60) % 3
+    share = 100 * np.mean((nearest == 3) & right)
+    assert share > 2
+    assert f"the new label 'new' takes {share:.0f} % of the items of other labels from their lists" in record.message
+    caplog.clear()
+    gallery.add_embeddings(near, ["new"] * 20)
+    Gallery.open(gallery.path).add_embeddings(near, ["new"] * 20)
+    assert caplog.text == ""
 
 
 # ---------------------------------------------------------------------- filters

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +24,7 @@ from kedge.gallery.manifest import ListKind, Manifest, create_folder, download_f
 from kedge.gallery.ranking import RANKS, Rank, Searcher, VectorSearch, compare
 from kedge.gallery.schema import check_columns, check_vectors, require_positive
 from kedge.gallery.search import Item, Result, Snapshot
-from kedge.gallery.snapshot import SnapshotLoader
+from kedge.gallery.snapshot import SnapshotLoader, stolen_items
 from kedge.gallery.table import MEMORY, Table, Version
 from kedge.images import fetch_image, is_url, read_image
 from kedge.model import Model
@@ -32,6 +33,7 @@ __all__ = ["Gallery", "Item", "Method", "Rank"]
 
 Method = Literal["two_stage", "brute_force"]
 _METHODS = get_args(Method)
+_log = logging.getLogger(__name__)
 Query = str | Path | bytes | int | Image.Image | np.ndarray
 
 
@@ -68,6 +70,8 @@ class Gallery:
         self._looks = SnapshotLoader(self._table, Space.of_looks(self.features)) if self.features else None
         self._loaders = [loader for loader in (self._snapshots, self._looks) if loader is not None]
         self._searcher = Searcher(self._snapshots, self._looks, self._calibration)
+        self._judged = set(self.classes)
+        """Labels of which it is known whether their anchors take items of others."""
 
     @classmethod
     @renamed_keywords(precision=None)
@@ -222,7 +226,7 @@ class Gallery:
         files, names = dataset_images(source, labels) if is_external(source) else list_with_labels(source, labels)
         columns = check_columns(len(files), names, None, metadata, self._table.own_columns)
         steps = commit_every or len(files)
-        with self.writing() as table:
+        with self._judging_new_labels(columns["label"]), self.writing() as table:
             return add_images(table, self.model, files, columns, self.thumbnails, steps, progress)
 
     def add_embeddings(
@@ -244,7 +248,7 @@ class Gallery:
             return []
         if features is not None:
             columns["features"] = self._check_features(features, len(matrix))
-        with self.writing() as table:
+        with self._judging_new_labels(columns["label"]), self.writing() as table:
             table.add_columns(columns)
             first = table.reserve_ids(len(matrix))
             ids = list(range(first, first + len(matrix)))
@@ -426,6 +430,29 @@ class Gallery:
     def check_vectors(self, vectors: Any) -> np.ndarray:
         """Vectors as a float32 matrix of this gallery's dimension, one row each; raises where they are none."""
         return check_vectors(vectors, self.dim)
+
+    @contextmanager
+    def _judging_new_labels(self, labels: Sequence[str | None]) -> Iterator[None]:
+        """Inside the block items with these labels are added: say so where new anchors take items of other labels.
+
+        Not in a gallery that keeps features, where new anchors take no part in routing.
+        """
+        added = {label for label in labels if label is not None} - self._judged
+        if not added or self.features or not self.classes:
+            yield
+            return
+        added -= set(self.snapshot().anchors.names)
+        yield
+        self._judged |= added
+        if added and (stolen := stolen_items(self.snapshot(), added)) is not None:
+            label, share = stolen
+            _log.warning(
+                "%s: the new label %r takes %.0f %% of the items of other labels from their lists: "
+                "train with it, or search with more probes.",
+                self.location,
+                label,
+                100 * share,
+            )
 
     def anchors_for(self, table: Table) -> Anchors:
         """The anchors for what `table` holds now."""

@@ -21,12 +21,14 @@ from kedge.gallery.schema import require_valid, rows_with, vectors_of
 from kedge.gallery.search import Part, Snapshot
 from kedge.gallery.table import Table
 
-__all__ = ["Changes", "Items", "SnapshotLoader", "changes_since"]
+__all__ = ["Changes", "Items", "SnapshotLoader", "changes_since", "stolen_items"]
 
 _MAX_TAIL = 10_000
 """With more new rows than this, the lists are written anew before the next search."""
 _ROW_OVERHEAD = 512
 """Bytes that a row of the tail takes beside its vector."""
+_JUDGED, _MAX_STOLEN = 10_000, 0.02
+"""Items by which it is judged whether a new label's anchor takes others from their lists, and the share it may take."""
 _log = logging.getLogger(__name__)
 
 
@@ -247,3 +249,24 @@ class Items:
     def _gather(self, by_part: list[np.ndarray]) -> np.ndarray:
         """Values of all rows of all parts, for the items in their order."""
         return np.concatenate(by_part)[self._rows]
+
+
+def stolen_items(snapshot: Snapshot, added: set[str]) -> tuple[str, float] | None:
+    """The new label whose anchor takes most items of other labels from their lists, and the share that new ones take.
+
+    None where that share is small. Judged by a sample.
+    """
+    items, anchors = Items(snapshot, by_id=False), snapshot.anchors
+    is_new = np.array([name in added for name in anchors.names])
+    numbers = {name: number for number, name in enumerate(anchors.names) if name not in added}
+    own = np.array([*(numbers.get(name, -1) for name in items.label_names), -1])[items.labels]
+    others = np.flatnonzero(own >= 0)
+    if not len(others) or not is_new.any():
+        return None
+    sample = np.random.default_rng(0).permutation(others)[:_JUDGED]
+    vectors, before = items.vectors(sample), np.flatnonzero(~is_new)
+    nearest = anchors.nearest(vectors, 1)[:, 0]
+    stolen = is_new[nearest] & (before[anchors.subset(before).nearest(vectors, 1)[:, 0]] == own[sample])
+    if stolen.mean() <= _MAX_STOLEN:
+        return None
+    return str(anchors.names[np.bincount(nearest[stolen]).argmax()]), float(stolen.mean())
