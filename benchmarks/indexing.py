@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -45,6 +46,7 @@ def main() -> None:
         preprocessing=Preprocessing(size=SEEN),
     )
     with tempfile.TemporaryDirectory() as scratch:
+        os.environ["KEDGE_DATA"] = scratch  # no features of an earlier run
         photos = Path(scratch, "photos")
         draw(photos, count)
         figures = measure(model, photos, Path(scratch))

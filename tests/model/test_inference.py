@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import platform
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -96,28 +98,23 @@ def test_auto_is_the_same_function(name: str, flip_tta: bool, head: str, expecte
     assert model.engine == f"auto: {expected}"
 
 
-def test_each_core_takes_small_batches_of_its_own(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    pools: list[int] = []
-    real = inference.ThreadPoolExecutor
-    monkeypatch.setattr(inference, "ThreadPoolExecutor", lambda count: pools.append(count) or real(count))
-    monkeypatch.setattr(inference, "_BATCH_PIXELS", 3 * SIDE * SIDE)
-    before = torch.get_num_threads()
-    try:
-        for threads, expected in ((1, []), (2, [2]), (3, [2, 3])):
-            torch.set_num_threads(threads)
-            pixels = draw(20)
-            assert distance(model.embed_pixels(pixels), eagerly(model, pixels)) < TOLERANCE
-            assert (
-                distance(model.embed_pixels(pixels[:1]), eagerly(model, pixels[:1])) < TOLERANCE
-            )  # all cores share it
-            assert pools == expected
-            later: list[int] = []
-            thread = threading.Thread(target=lambda seen=later: seen.append(torch.get_num_threads()))
-            thread.start()
-            thread.join()
-            assert [torch.get_num_threads(), *later] == [threads, threads]
-    finally:
-        torch.set_num_threads(before)
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc's malloc")
+def test_the_memory_of_activations_is_used_again() -> None:
+    """Each use of 40 MiB would else have ten thousand page faults."""
+    program = """
+import resource, torch
+from kedge.model.inference import _keep_freed_memory
+
+_keep_freed_memory()
+faults = []
+for _ in range(6):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.empty(10 << 20).fill_(1)
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+print(sum(faults[3:]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 1000
 
 
 def test_batches_are_split_to_fit_the_cache(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,8 @@
-"""CPU inference: the network that computes features in place of the encoder, in batches that fit a core's cache.
+"""CPU inference: the network that computes features in place of the encoder, in batches that fit the cache.
 
 `auto` runs a copy of the backbone, channels last: batch normalisation is folded into the convolutions, and
-torchvision's ResNets are fused for oneDNN. Each core takes small batches of its own. `onnxruntime` runs an ONNX
-session, `eager` the encoder itself. A copy whose features differ from the encoder's by more than `TOLERANCE` is not
-used.
+torchvision's ResNets are fused for oneDNN. `onnxruntime` runs an ONNX session, `eager` the encoder itself. A copy whose
+features differ from the encoder's by more than `TOLERANCE` is not used.
 
 An encoder that is in training, on a GPU, hooked, under autocast or not in float32 is always run as it is. Changed
 weights or layers are noticed, and the copy is made again; whoever writes through `weight.data` sets `Model.engine`
@@ -12,13 +11,14 @@ again.
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
+from functools import cache
 from typing import Any, TypeAlias
 
 import torch
@@ -36,8 +36,12 @@ _REMOVED = ("channels_last", "folded", "folded_channels_last", "fused", "compile
 TOLERANCE = 1e-4
 """Largest distance from the encoder's features, over their mean length."""
 
-_BATCH_PIXELS = 6 * 224 * 224
-"""Larger batches are split, so that a core's activations stay in its cache; see `benchmarks/embedding.py`."""
+_BATCH_PIXELS = 8 * 224 * 224
+"""Larger batches are split, so that activations stay in the cache; see `benchmarks/embedding.py`."""
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+"""Parameters of glibc's `mallopt`."""
+_ACTIVATION, _KEPT = 64 << 20, 256 << 20
+"""Bytes of a layer's output up to which its memory is used again, and of free memory that is kept for that."""
 
 _Forward: TypeAlias = Callable[..., Tensor]
 """From a batch of images, and `flip_tta`, to features."""
@@ -64,12 +68,9 @@ class Inference:
             forward = self._forward_for(encoder, images, flip_tta)
         if forward is None:
             return encoder.features(images, flip_tta=flip_tta)
-        threads = torch.get_num_threads() if self.name == "auto" else 1
+        _keep_freed_memory()
         size = max(1, _BATCH_PIXELS // (images.shape[2] * images.shape[3]))
-        if len(images) < threads:
-            return forward(images, flip_tta=flip_tta)
-        parts = torch.split(images, min(size, -(-len(images) // threads)))
-        return torch.cat(_in_threads(partial(forward, flip_tta=flip_tta), parts, threads))
+        return torch.cat([forward(part, flip_tta=flip_tta) for part in torch.split(images, size)])
 
     def describe(self, encoder: Encoder) -> str:
         """The engine, and what `auto` chose."""
@@ -107,21 +108,16 @@ class Inference:
         return encoder.features
 
 
-def _in_threads(forward: _Forward, parts: Sequence[Tensor], threads: int) -> list[Tensor]:
-    """Features of each part, by so many threads with a core each: threads that share a layer wait for each other."""
-    if threads == 1 or len(parts) == 1:
-        return [forward(part) for part in parts]
+@cache
+def _keep_freed_memory() -> None:
+    """Have glibc use the memory of one layer's output for the next, where it would return it to the system.
 
-    def run(part: Tensor) -> Tensor:
-        torch.set_num_threads(1)  # of this thread
-        with torch.inference_mode():
-            return forward(part)
-
-    try:
-        with ThreadPoolExecutor(threads) as pool:
-            return list(pool.map(run, parts))
-    finally:
-        torch.set_num_threads(threads)  # with which threads to come begin
+    Without this, page faults take half of the time of the main thread; the heaps of others have limits of their own.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _ACTIVATION)
+        mallopt(_M_TRIM_THRESHOLD, _KEPT)
 
 
 def _checked(name: str) -> str:
