@@ -35,8 +35,8 @@ def messages(path: Path) -> Iterator[tuple[int, str]]:
         if isinstance(node, ast.Call) and (name := called(node.func)) and (name in SHOWS or name.endswith("Error")):
             yield from ((part.lineno, text) for part in [*node.args, *keywords(node)] if " " in (text := shown(part)))
         elif isinstance(node, ast.FunctionDef) and path.parent.name == "cli" and not node.name.startswith("_"):
-            if text := ast.get_docstring(node):
-                yield node.lineno, " / ".join(line for line in text.splitlines() if line)
+            text = ast.get_docstring(node) or ""
+            yield node.lineno, " / ".join(line for line in text.splitlines() if line)
 
 
 def keywords(node: ast.Call) -> list[ast.expr]:
