@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["stderr", "stdout"]
+__all__ = ["plain_warnings", "stderr", "stdout"]
 
 
 @cache
@@ -25,3 +26,12 @@ def stderr() -> Console:
     from rich.console import Console
 
     return Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
+
+
+def plain_warnings() -> None:
+    """Show warnings without file names and line numbers, for commands."""
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        stderr().print(f"Warning: {message}")
+
+    warnings.showwarning = show

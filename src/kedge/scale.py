@@ -6,4 +6,4 @@ from kedge.ray import build_index, index_with_ray, search_with_ray
 
 __all__ = ["build_index", "index_with_ray", "search_with_ray"]
 
-warnings.warn("kedge.scale is called kedge.ray now.", DeprecationWarning, stacklevel=2)
+warnings.warn("kedge.scale is now called kedge.ray.", DeprecationWarning, stacklevel=2)

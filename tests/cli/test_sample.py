@@ -34,5 +34,5 @@ def test_photos_and_queries_are_different_pictures(tmp_path: Path) -> None:
 def test_nothing_is_written_over(tmp_path: Path) -> None:
     (tmp_path / "queries").mkdir()
     done = CliRunner().invoke(app, ["sample", str(tmp_path)])
-    assert "is there already" in str(done.exception)
+    assert "already exists" in str(done.exception)
     assert not (tmp_path / "photos").exists()

@@ -25,7 +25,7 @@ RENAMED |= {"standardise": "normalize"}
 def test_keys_of_the_last_release(tmp_path: Path) -> None:
     """Accepted with a warning from the user, and without one in the folder of a run."""
     old = ["recipe.sharpness.radius=0.1", "recipe.averaging=0.3", "recipe.loss_scale=2", "recipe.mirror=true"]
-    with pytest.warns(FutureWarning, match="is called recipe.") as warnings:
+    with pytest.warns(FutureWarning, match="is now called recipe.") as warnings:
         config = compose([*old, "recipe.standardise=true"])
     assert len(warnings) == 5
     recipe = Settings.from_config(config).recipe

@@ -116,7 +116,7 @@ def test_a_strangers_run_executes_nothing(run: Path, tmp_path: Path, attack: str
         ways += [lambda: dataset_of(stranger), lambda: held_out_of(stranger)]
         ways += [lambda: dataset_of(stranger, ["dataset.seed=1"])]
     for way in ways:
-        with pytest.raises(Exception, match=r"not Kedge's own and may run any code|where one value was expected"):
+        with pytest.raises(Exception, match=r"not part of Kedge and may run any code|where one value was expected"):
             way()
         assert not (tmp_path / "trace").exists()
 
@@ -157,9 +157,9 @@ def test_the_command_line_refuses_and_may_be_told_to_trust(
     stranger = with_groups(run, tmp_path / "run", attacks(tmp_path)["another function"])
     (stranger / "model").symlink_to(run / "model")
     for command in (["evaluate", str(stranger)], ["train", "--resume", str(stranger)]):
-        assert "say --trust (in Python trust=True) if the run is yours" in refused(*command)
+        assert "pass --trust (in Python trust=True) if the run is yours" in refused(*command)
         assert not (tmp_path / "trace").exists()
-    assert "--trust is for --resume" in refused("train", "--trust", "recipe.epochs=1")
+    assert "--trust only applies to --resume" in refused("train", "--trust", "recipe.epochs=1")
 
 
 OWN_LOSS = """
@@ -178,7 +178,7 @@ def test_ones_own_loss_trains_and_is_resumed_when_trusted(
     folder = tmp_path / "run"
     train(overrides=[*tiny, "recipe.epochs=1", "loss._target_=my_own_loss.Mine"], folder=folder)
     del sys.modules["my_own_loss"]
-    with pytest.raises(ConfigError, match=r"says loss\._target_: 'my_own_loss\.Mine', which is not Kedge's own"):
+    with pytest.raises(ConfigError, match=r"sets loss\._target_ to 'my_own_loss\.Mine', which is not part of Kedge"):
         resume_run(folder)
     assert "my_own_loss" not in sys.modules
     assert dataset_of(folder).classes  # its loss is not asked for

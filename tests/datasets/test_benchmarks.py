@@ -66,7 +66,7 @@ def test_cifar100_cut_short(server, pack, root: Path) -> None:
 
 def test_cifar100_without_a_network_says_what_to_do(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kedge.datasets.download.PAUSE", 0.0)
-    with pytest.raises(DownloadError, match=r"by hand: .*cifar-100-binary\.tar\.gz"):
+    with pytest.raises(DownloadError, match=r"save the file as .*cifar-100-binary\.tar\.gz"):
         cifar100(source=Source("http://127.0.0.1:9/cifar-100-binary.tar.gz", "md5:0"))
     assert [path.name for path in root.iterdir()] == []
 

@@ -47,7 +47,7 @@ def test_broken_transfers(server, root: Path, cuts, statuses, ranges, requests) 
 def test_a_server_that_keeps_breaking_off(server, root: Path, leftovers) -> None:
     source = server.source("file.bin", CONTENT)
     server.cut_after = [1000] * 100
-    with pytest.raises(DownloadError, match=r"broke off after .* put the file there by hand: .*file\.bin"):
+    with pytest.raises(DownloadError, match=r"broke off after .* save the file as .*file\.bin"):
         fetch(source, root)
     assert len(server.requests) == download.ATTEMPTS
     assert leftovers() == []
@@ -67,10 +67,10 @@ def test_damaged_files(server, root: Path, leftovers) -> None:
 
 
 def test_what_cannot_be_fetched(server, root: Path, leftovers) -> None:
-    with pytest.raises(DownloadError, match=r"absent\.bin could not be fetched \(Not Found\)"):
+    with pytest.raises(DownloadError, match=r"absent\.bin could not be downloaded \(Not Found\)"):
         fetch(Source(f"{server.url}/absent.bin", "md5:0"), root)
     assert len(server.requests) == 1
-    with pytest.raises(DownloadError, match=r"could not be fetched .*by hand: .*x\.bin \(md5:1\)"):
+    with pytest.raises(DownloadError, match=r"could not be downloaded .*save the file as .*x\.bin \(md5:1\)"):
         fetch(Source("http://127.0.0.1:9/x.bin", "md5:1"), root)
     with pytest.raises(DownloadError, match="unsupported hash"):
         fetch(Source(server.source("file.bin", CONTENT).url, "unheard-of:1"), root)
@@ -171,5 +171,5 @@ def test_data_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_lines_that_are_not_there(root: Path) -> None:
-    with pytest.raises(DataError, match=r"is not whole \(meta/x\.txt"):
+    with pytest.raises(DataError, match=r"is incomplete \(meta/x\.txt"):
         read_lines(root, "meta/x.txt")

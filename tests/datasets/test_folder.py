@@ -74,7 +74,7 @@ def test_classes_that_are_called_train_and_test(photos: Path) -> None:
 def test_unknown_class_in_test(photos: Path) -> None:
     fill(photos / "train", {"a": 2, "b": 2})
     fill(photos / "test", {"a": 1, "z": 1})
-    with pytest.raises(DataError, match="class 'z' but none"):
+    with pytest.raises(DataError, match="class 'z' but no training images"):
         folder(photos, size=8)
 
 
@@ -105,7 +105,7 @@ def test_unreadable_and_loose_pictures_are_listed(photos: Path) -> None:
 
 
 def test_bad_folders(photos: Path) -> None:
-    with pytest.raises(DataError, match="There is no folder"):
+    with pytest.raises(DataError, match="does not exist"):
         folder(photos)
     photos.mkdir()
     with pytest.raises(DataError, match="has no images"):
@@ -266,7 +266,7 @@ def test_a_root_that_cannot_be_written(photos: Path, tmp_path: Path, monkeypatch
     fill(photos, {"a": 3, "b": 3})
     (tmp_path / "file").touch()
     monkeypatch.setenv("KEDGE_DATA", str(tmp_path / "file"))
-    with pytest.raises(DataError, match=r"cannot be kept in .*KEDGE_DATA"):
+    with pytest.raises(DataError, match=r"cannot be stored in .*KEDGE_DATA"):
         folder(photos, size=8)
 
 

@@ -66,7 +66,7 @@ def test_bad_arrays(tmp_path: Path, changes: dict[str, object], message: str) ->
 
 
 def test_bad_files(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="There is no file"):
+    with pytest.raises(DataError, match="does not exist"):
         arrays(tmp_path / "absent.npz")
     for content in (b"", b"text", save(tmp_path).read_bytes()[:400]):
         (tmp_path / "bad.npz").write_bytes(content)

@@ -68,7 +68,7 @@ def test_what_is_not_there_or_no_picture(host: str) -> None:
 
 
 def test_only_the_web(host: str) -> None:
-    with pytest.raises(ImageError, match="is no http"):
+    with pytest.raises(ImageError, match="is not an http"):
         fetch_image("file:///etc/passwd")
     with pytest.raises(ImageError, match="cannot be fetched: unknown url type: ftp"):
         fetch_image(f"{host}/away")

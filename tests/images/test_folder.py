@@ -63,7 +63,7 @@ def test_classes_are_first_level_folders(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("listing", [list_images, list_classes])
 def test_what_is_no_folder(tmp_path: Path, listing) -> None:
-    with pytest.raises(DataError, match=r"There is no folder .*absent"):
+    with pytest.raises(DataError, match=r"Folder .*absent does not exist"):
         listing(tmp_path / "absent")
     touch(tmp_path / "file.jpg")
     with pytest.raises(DataError, match=r"file\.jpg is a file"):

@@ -64,7 +64,7 @@ def test_few_bytes_that_say_many_pixels_are_refused_undecoded(kind: str, monkeyp
     monkeypatch.setattr(ImageFile.ImageFile, "size", property(lambda image: (10_000, 10_000)))
     must_not_decode(monkeypatch)
     assert MAX_PIXELS == 10_000 * 10_000
-    with pytest.raises(ImageError, match=r"it says 10000 x 10000 pixels, which its [\d,]+ bytes cannot hold"):
+    with pytest.raises(ImageError, match=r"its header says 10000 x 10000 pixels, which its [\d,]+ bytes cannot hold"):
         read_image(bytes(data))
 
 

@@ -252,7 +252,7 @@ def test_what_cannot_be_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     model = make()
     with pytest.raises(ConfigError, match=r"end in \.onnx"):
         export_onnx(model, tmp_path / "model.bin")
-    with pytest.raises(ConfigError, match="no folder"):
+    with pytest.raises(ConfigError, match="nowhere does not exist"):
         export_onnx(model, tmp_path / "nowhere" / "model.onnx")
     with pytest.raises(ConfigError, match="batch"):
         export_onnx(model, tmp_path / "model.onnx", batch=0)

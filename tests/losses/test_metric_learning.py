@@ -255,7 +255,7 @@ def test_a_run_with_mixed_images(tiny: list[str], tmp_path: Path) -> None:
     train(overrides=[*overrides, "loss=arcface"], folder=tmp_path / "arcface")
     with pytest.raises(ConfigError, match="The loss triplet takes no mixed images"):
         train(overrides=[*overrides, "loss=triplet"], folder=tmp_path / "triplet")
-    with pytest.raises(ConfigError, match=r"head=bounded does not suit the loss triplet: use unit or linear or none"):
+    with pytest.raises(ConfigError, match=r"head=bounded does not suit the loss triplet; use unit or linear or none"):
         train(overrides=[*overrides, "loss=triplet", "encoder.head=bounded"], folder=tmp_path / "head")
 
 

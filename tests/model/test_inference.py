@@ -296,8 +296,8 @@ def test_names(model: Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 
 def test_removed_engines_have_no_effect(model: Model) -> None:
-    with pytest.warns(DeprecationWarning, match="engine compiled has no effect any more: auto is used"):
+    with pytest.warns(DeprecationWarning, match="engine compiled no longer has an effect; auto is used"):
         model.engine = "compiled"
     assert same(model, draw(1))
-    with pytest.warns(DeprecationWarning, match=r"Model\.tune has no effect any more"):
+    with pytest.warns(DeprecationWarning, match=r"Model\.tune no longer has an effect"):
         assert model.tune(32) == model.engine == "auto: fused"

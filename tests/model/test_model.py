@@ -422,7 +422,7 @@ def test_save_that_fails_or_dies_at_the_last_step(
 
 
 def test_missing_and_foreign_folders(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"no model folder .*nowhere"):
+    with pytest.raises(ModelError, match=r"Model folder .*nowhere does not exist"):
         Model.load(tmp_path / "nowhere")
     with pytest.raises(ModelError, match="not a Kedge model"):
         Model.load(tmp_path)

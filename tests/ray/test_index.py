@@ -128,7 +128,7 @@ def test_what_is_refused(gallery: Gallery, tmp_path: Path, photos: Path, monkeyp
     with pytest.raises(DataError, match="nowhere is not there"):
         index_with_ray(gallery, tmp_path / "nowhere")
     (tmp_path / "song.mp3").touch()
-    with pytest.raises(DataError, match=r"song.mp3 is nothing that can be indexed: give a folder of images, a .txt"):
+    with pytest.raises(DataError, match=r"song.mp3 cannot be indexed; pass a folder of images, a .txt"):
         index_with_ray(gallery, tmp_path / "song.mp3")
     (tmp_path / "none").mkdir()
     with pytest.raises(DataError, match="holds no images"):

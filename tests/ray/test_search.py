@@ -106,7 +106,7 @@ except kedge.KedgeError as error:
 
 def test_the_former_name_of_the_package() -> None:
     sys.modules.pop("kedge.scale", None)
-    with pytest.warns(DeprecationWarning, match=r"kedge\.scale is called kedge\.ray now"):
+    with pytest.warns(DeprecationWarning, match=r"kedge\.scale is now called kedge\.ray"):
         former = importlib.import_module("kedge.scale")
     assert former.search_with_ray is search_with_ray
 

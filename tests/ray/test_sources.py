@@ -61,7 +61,7 @@ def test_shards(pictures: list[Path], tmp_path: Path) -> None:
     assert [item.label for item in found[:5]] == ["seven", "seven", "seven", None, "seven"]
     assert found[50].path == f"{folder / '0001.tar'}#in/000.jpg"
     (tmp_path / "bad.tar").write_bytes(b"no tar" * 200)
-    with pytest.raises(DataError, match=r"bad.tar is no .tar shard"):
+    with pytest.raises(DataError, match=r"bad.tar is not a .tar shard"):
         list_source(tmp_path / "bad.tar")
 
 
@@ -86,13 +86,13 @@ def test_parquet(pictures: list[Path], tmp_path: Path) -> None:
     assert [item.path for item in found[-2:]] == ["p", f"{tmp_path / 'two' / '1.parquet'}#1"]
 
     pq.write_table(pa.table({"picture": [1]}), tmp_path / "none.parquet")
-    with pytest.raises(DataError, match="neither a column image nor path, found picture"):
+    with pytest.raises(DataError, match="no column image or path, found picture"):
         list_source(tmp_path / "none.parquet")
     pq.write_table(pa.table({"path": ["x"], "hash": [1]}), tmp_path / "own.parquet")
-    with pytest.raises(ConfigError, match="column 'hash', which the gallery has itself"):
+    with pytest.raises(ConfigError, match="column 'hash', which galleries have themselves"):
         list_source(tmp_path / "own.parquet")
     (tmp_path / "bad.parquet").write_text("no Parquet")
-    with pytest.raises(DataError, match=r"bad.parquet is no Parquet file"):
+    with pytest.raises(DataError, match=r"bad.parquet is not a Parquet file"):
         list_source(tmp_path / "bad.parquet")
 
 

@@ -142,5 +142,5 @@ def test_another_loss_is_one_file(recipe: str, stripes: Path, tmp_path: Path, mo
 
 
 def test_an_unknown_experiment_is_one_sentence() -> None:
-    with pytest.raises(ConfigError, match="There is no experiment 'table9': take one of table1"):
+    with pytest.raises(ConfigError, match="Unknown experiment 'table9'; choose one of table1"):
         get_experiment("table9")

@@ -73,14 +73,14 @@ def test_killed_and_started_again_repeats_no_finished_run(tmp_path: Path, stripe
     stamps = finished.stat().st_mtime_ns, interrupted.stat().st_mtime_ns
     done = CliRunner().invoke(app, command(tmp_path, *words)[3:])
     assert done.exit_code == 0, done.output
-    assert "1 runs to do, 1 finished before." in done.stderr
+    assert "1 runs to do, 1 already finished." in done.stderr
     after = results.read_text().splitlines()
     assert after[:1] == before
     assert len(after) == 2
     # The finished run was not touched, and the interrupted one not begun anew.
     assert stamps == (finished.stat().st_mtime_ns, interrupted.stat().st_mtime_ns)
     again = CliRunner().invoke(app, command(tmp_path, *words)[3:])
-    assert "0 runs to do, 2 finished before." in again.stderr
+    assert "0 runs to do, 2 already finished." in again.stderr
     assert results.read_text().splitlines() == after
     assert ".md" in again.stdout
 
@@ -144,12 +144,12 @@ def test_no_path_of_this_machine_is_in_the_results(tmp_path: Path, stripes: Path
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["table9"], "There is no experiment 'table9'"),
+        (["table9"], "Unknown experiment 'table9'"),
         (["table1", "--seeds", "many"], "--seeds takes numbers such as 0-4 or 0,1,2, found 'many'."),
-        (["table1", "recipe.epoch=3"], "There is no recipe.epoch"),
+        (["table1", "recipe.epoch=3"], "Unknown setting 'recipe.epoch'. Did you mean recipe.epochs=3?"),
         (["table1", "--recipe", "papier"], "recipe must be one of"),
         (["table1", "--data", "sample"], "--data takes NAME=FILE.npz"),
-        (["report"], "holds no results: run an experiment first"),
+        (["report"], "holds no results; run an experiment first"),
     ],
 )
 def test_mistakes_are_one_sentence_before_anything_starts(

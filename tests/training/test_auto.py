@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,7 +35,7 @@ def test_without_weights_it_trains_from_scratch_and_says_so(
     overrides = overrides_for(photos)
     assert "recipe=kedge" in overrides
     said = capsys.readouterr().err
-    assert "Training from scratch" in said
+    assert re.match(r"Training resnet\d+ from scratch, since no pretrained weights are available\.\n", said)
     assert "kedge[pretrained]" in said
     named = overrides_for(photos, ["encoder=resnet50", "encoder.weights=null"])
     assert "encoder=resnet10" not in named
@@ -61,8 +62,8 @@ def test_weights_of_the_package_give_a_frozen_encoder_by_default(
     """The real weights are an extra; some of the same layout stand in for them."""
     model = train(photos, overrides=["dataset.size=64", "recipe.size=64"], folder=tmp_path / "run")
     said = " ".join(capsys.readouterr().err.split())
-    assert "Encoder tf_efficientnet_lite0 with ImageNet weights from the package" in said
-    assert "encoder=timm encoder.name=timm:MODEL names another" in said
+    assert "Using encoder tf_efficientnet_lite0 with ImageNet weights from the package" in said
+    assert "choose another with encoder=timm encoder.name=timm:MODEL" in said
     assert model.encoder.name == DEFAULT_ENCODER
     stored = [*torch.load(weights_package, weights_only=True).values()]
     kept = model.encoder.backbone.state_dict().values()

@@ -25,7 +25,7 @@ def audit(gallery: Gallery, *, against: Gallery | None = None) -> Audit:
     looks = all(each.features and len(each.verified_snapshot(looks=True)) == len(each) for each in galleries)
     items = Items(gallery, looks=looks)
     if len(items) == 0:
-        raise ConfigError(f"{gallery.location} is empty: add images before an audit.")
+        raise ConfigError(f"{gallery.location} is empty; add images before an audit.")
     findings: list[Finding]
     findings, unique = find_copies(items)
     near = find_neighbours(items, unique, items, unique, COUNT)
@@ -40,9 +40,9 @@ def audit(gallery: Gallery, *, against: Gallery | None = None) -> Audit:
 
 def _check_comparable(gallery: Gallery, against: Gallery) -> None:
     if gallery.dim != against.dim:
-        raise ConfigError(f"against has vectors of {against.dim} numbers, {gallery.location} of {gallery.dim}.")
+        raise ConfigError(f"against has embeddings of {against.dim} dimensions, {gallery.location} of {gallery.dim}.")
     own, other = (each.model.fingerprint if each.model is not None else None for each in (gallery, against))
     if own != other:
         raise ConfigError(
-            f"against was made with the model {other}, {gallery.location} with {own}: index it with the same."
+            f"against was made with the model {other}, {gallery.location} with {own}; index both with the same model."
         )

@@ -49,9 +49,9 @@ def apply_fixes(gallery: Gallery, path: str | Path) -> Fixes:
         current = {row["id"]: row for batch in batches for row in batch.select(["id", "label", "path"]).to_pylist()}
         for id, fix in fixes.items():
             if id not in current:
-                raise ConfigError(f"{path}, line {fix.line}: there is no item {id} in {gallery.location}: audit again.")
+                raise ConfigError(f"{path}, line {fix.line}: {gallery.location} has no item {id}; audit again.")
             if (current[id]["label"], current[id]["path"]) != (fix.label, fix.path):
-                raise ConfigError(f"{path}, line {fix.line}: item {id} is now another one: audit again.")
+                raise ConfigError(f"{path}, line {fix.line}: item {id} has changed since the audit; audit again.")
         relabelled = [id for id in current if fixes[id].new_label is not None]
         chosen = pa.Table.from_batches(batches).filter([fixes[id].new_label is not None for id in current])
         values: dict[str, Any] = {name: chosen[name].combine_chunks() for name in chosen.column_names}
@@ -79,12 +79,12 @@ def _accepted(path: Path) -> dict[int, _Fix]:
             # Some spreadsheets write semicolons.
             reader = csv.DictReader(file, delimiter=";" if header.count(";") > header.count(",") else ",", strict=True)
             if missing := [name for name in _NEEDED if name not in (reader.fieldnames or ())]:
-                raise ConfigError(f"{path} has no column {missing[0]!r}: give a file that kedge audit --csv wrote.")
+                raise ConfigError(f"{path} has no column {missing[0]!r}; pass a file that kedge audit --csv wrote.")
             rows = [(reader.line_num, row) for row in reader]
     except OSError as error:
         raise ConfigError(f"{path} cannot be read ({error.strerror}).") from error
     except (UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(f"{path} is no CSV file in UTF-8: {first_line(error)}.") from error
+        raise ConfigError(f"{path} is not a CSV file in UTF-8: {first_line(error)}.") from error
     fixes: dict[int, _Fix] = {}
     for line, row in rows:
         where, accept, new_label = f"{path}, line {line}", (row["accept"] or "").strip().lower(), None
@@ -105,5 +105,5 @@ def _accepted(path: Path) -> dict[int, _Fix]:
         if before is None or new_label is None:
             fixes[id] = _Fix(line, row["label"] or None, row["path"] or None, new_label)
         elif before.new_label not in (None, new_label):
-            raise ConfigError(f"{where}: item {id} gets two labels: accept one of them.")
+            raise ConfigError(f"{where}: item {id} has two accepted labels; accept only one.")
     return fixes

@@ -8,6 +8,7 @@ import typer
 
 import kedge
 from kedge.cli import demo, evaluate, exchange, gallery, index, reproduce, search, serve, train
+from kedge.console import plain_warnings
 from kedge.errors import KedgeError
 
 __all__ = ["app", "main"]
@@ -47,6 +48,7 @@ def _options(version: bool = typer.Option(False, "--version", help="Print the ve
 
 def main() -> None:
     """Run the command; an error of the user's is one sentence on stderr and exit status 2."""
+    plain_warnings()
     try:
         app()
     except KedgeError as error:

@@ -64,7 +64,7 @@ def sample(
     pictures: Annotated[int, typer.Option(min=3, max=700, help="Images of each class in photos/.")] = 60,
     queries: Annotated[int, typer.Option(min=1, max=100, help="Images of each class in queries/.")] = 20,
 ) -> None:
-    """Write bundled images of clothes as class folders, for whoever has no images at hand.
+    """Write bundled images of clothes as class folders, to try Kedge without images of your own.
 
     photos/ has nine classes, queries/ other images of the same nine, strangers/ images of a tenth.
     """
@@ -73,7 +73,7 @@ def sample(
 
     for name in ("photos", "queries", "strangers"):
         if (folder / name).exists():
-            raise DataError(f"{folder / name} is there already: choose another folder.")
+            raise DataError(f"{folder / name} already exists; choose another folder.")
     dataset = load()
     unknown = dataset.classes.index(_UNKNOWN_CLASS)
     train, test = dataset.train, dataset.test

@@ -30,8 +30,8 @@ def export(
     anchors: Annotated[
         bool, typer.Option("--anchors", help="In .onnx and .pt2 also: the scores of all classes, by their anchors.")
     ] = False,
-    private: Annotated[bool, typer.Option("--private", help="With hf://: for you alone, if it is new.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
+    private: Annotated[bool, typer.Option("--private", help="With hf://: make a new repository private.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file or folder.")] = False,
 ) -> None:
     """Export a model or a gallery's vectors for other tools; the target's suffix says which."""
     from kedge.interop import export_gallery, export_onnx, export_program
@@ -43,25 +43,25 @@ def export(
             f"TARGET must end in one of {', '.join((*_MODELS, *_VECTORS))}, or in / for a folder; found {target}."
         )
     if anchors and suffix not in _MODELS:
-        raise ConfigError(f"--anchors is for {' and '.join(_MODELS)} files; found {target}: leave it out.")
+        raise ConfigError(f"--anchors only applies to {' and '.join(_MODELS)} files, found {target}; leave it out.")
     if private and not is_hub:
-        raise ConfigError(f"--private is for {_HUB}USER/NAME; found {target}: leave it out.")
+        raise ConfigError(f"--private only applies to {_HUB}USER/NAME, found {target}; leave it out.")
     path = Path(target).expanduser()
     taken = any(path.iterdir()) if path.is_dir() else path.exists()
     if not is_hub and not overwrite and taken:
-        raise ConfigError(f"{target} is there already: pass --overwrite to replace it, or choose another name.")
+        raise ConfigError(f"{target} already exists; pass --overwrite to replace it, or choose another name.")
     folder = Path(thing).expanduser()
     is_gallery = is_url(thing) or (folder / "gallery.json").is_file()
     if suffix in _VECTORS:
         if not is_gallery and folder.is_dir():
-            raise ConfigError(f"{target} is for a gallery's vectors, but {thing} is no gallery: kedge index makes one.")
+            raise ConfigError(f"{target} is for vectors, but {thing} is not a gallery; make one with kedge index.")
         gallery = kedge.Gallery.open(thing)
         export_gallery(gallery, target, overwrite=overwrite)
         typer.echo(f'{target}: {len(gallery):,} vectors of {gallery.dim} numbers; {_VECTORS[suffix]}("{target}")')
         return
     model = kedge.Gallery.open(thing).model if is_gallery else kedge.Model.load(thing, device="cpu")
     if model is None:
-        raise ConfigError(f"{thing} was made without a model: export its vectors, as {' or '.join(_VECTORS)}.")
+        raise ConfigError(f"{thing} has no model; export its vectors as {' or '.join(_VECTORS)}.")
     metrics = folder / "metrics.json" if (folder / "metrics.json").is_file() else None
     size = model.preprocessing.size
     batch = f"batch: uint8, B x 3 x {size or 'H'} x {size or 'W'}"
@@ -89,14 +89,14 @@ def import_(
             ".faiss or .index."
         ),
     ],
-    gallery: Annotated[Path, typer.Option(help="The gallery's folder, which must not be there yet.")],
+    gallery: Annotated[Path, typer.Option(help="The gallery's folder, which must not exist yet.")],
     model: Annotated[
         Path | None, typer.Option(help="The run or model that made the vectors, to search images.")
     ] = None,
     vectors: Annotated[str | None, typer.Option(help="The column or array of vectors.")] = None,
     labels: Annotated[str | None, typer.Option(help="The column or array of labels.")] = None,
     paths: Annotated[str | None, typer.Option(help="The column or array of paths.")] = None,
-    anchors: Annotated[int | None, typer.Option(help="Without labels: route by so many k-means centres.")] = None,
+    anchors: Annotated[int | None, typer.Option(help="Without labels: number of k-means centres to route by.")] = None,
     lists: ListsOption = None,
     precision: PrecisionOption = None,
 ) -> None:

@@ -25,22 +25,22 @@ def index(
             "their paths, Parquet files or WebDataset shards (.tar)."
         ),
     ],
-    gallery: Annotated[str, typer.Option(help="The gallery's folder or address (s3://…), made if it is not there.")],
+    gallery: Annotated[str, typer.Option(help="The gallery's folder or address (s3://…), created if missing.")],
     model: Annotated[
         Path | None,
         typer.Option(
             help="A run, a model or a pretrained encoder (timm:NAME, hf:NAME); by default EfficientNet-Lite0 as it is, "
-            "without training. A gallery that is there has its own."
+            "without training. An existing gallery keeps its own."
         ),
     ] = None,
     lists: ListsOption = None,
     precision: PrecisionOption = None,
     thumbnails: Annotated[
-        int | None, typer.Option(help="Keep small copies with so many pixels on the longer side; default: none.")
+        int | None, typer.Option(help="Keep thumbnails of this many pixels on the longer side; default: none.")
     ] = None,
     runner: Annotated[str, typer.Option(help="local, or ray: over many processes and machines.")] = "local",
     address: AddressOption = None,
-    workers: Annotated[int | None, typer.Option(help="With ray: how many models embed at a time.")] = None,
+    workers: Annotated[int | None, typer.Option(help="With ray: number of models that embed in parallel.")] = None,
 ) -> None:
     """Add images to a gallery; run it again to continue, or to add what is new."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
@@ -79,7 +79,7 @@ def index(
             bar.stop()
             so_far = f" ({last})" if last else ""
             kept = "what was added stays" if runner == "local" else "what the workers finished is kept"
-            typer.echo(f"kedge: stopped; {kept}{so_far}: run it again to continue.", err=True)
+            typer.echo(f"kedge: stopped; {kept}{so_far}; run it again to continue.", err=True)
             raise typer.Exit(130) from None
         bar.update(task, description="Indexed")
     where = f", see {opened.path / UNREADABLE}" if added.skipped else ""
@@ -99,19 +99,19 @@ def _open_or_create(path: str, source: Path | None, options: dict[str, Any]) -> 
     if missing:
         if source is None:
             model = kedge.Model.pretrained()
-            stderr().print(default_encoder_note("--model timm:MODEL, or --model RUN for one you trained,"))
+            stderr().print(default_encoder_note("--model timm:MODEL, or --model RUN for one you trained"))
         else:
             model = _load(source)
         return kedge.Gallery.create(path, model, **chosen)
     gallery = kedge.Gallery.open(path)
     if gallery.model is None:
-        raise ConfigError(f"{path} was made without a model, so images cannot be indexed: make a new gallery.")
+        raise ConfigError(f"{path} has no model, so images cannot be indexed; create a new gallery.")
     for name, value in chosen.items():
         if value != (made := getattr(gallery, name)):
-            raise ConfigError(f"{path} was made with --{name} {made}, found {value}: leave it out.")
+            raise ConfigError(f"{path} was made with --{name} {made}, found {value}; leave it out.")
     if source is not None and (other := _load(source).fingerprint) != gallery.model.fingerprint:
         raise ConfigError(
-            f"{path} was made with the model {gallery.model.fingerprint}, but --model {source} is {other}: "
+            f"{path} was made with the model {gallery.model.fingerprint}, but --model {source} is {other}; "
             "leave --model out, or choose another gallery."
         )
     return gallery

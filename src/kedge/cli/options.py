@@ -16,7 +16,7 @@ __all__ = ["AddressOption", "GalleryArgument", "ListsOption", "PrecisionOption",
 
 GalleryArgument = Annotated[str, typer.Argument(help="The gallery's folder or address (s3://…).")]
 ListsOption = Annotated[
-    str | None, typer.Option(help="Where an item sits: in the list of its 'label' (default) or nearest 'anchor'.")
+    str | None, typer.Option(help="Which list holds an item: that of its 'label' (default) or nearest 'anchor'.")
 ]
 AddressOption = Annotated[
     str | None, typer.Option(help="The Ray cluster, such as ray-head:6379; default: one is started here.")
@@ -26,7 +26,7 @@ AddressOption = Annotated[
 def _warn_precision(value: str | None) -> None:
     """Accept --precision for one release."""
     if value is not None:
-        typer.echo("kedge: --precision has no effect any more, lists are float32: leave it out.", err=True)
+        typer.echo("kedge: --precision no longer has an effect; leave it out.", err=True)
 
 
 PrecisionOption = Annotated[str | None, typer.Option(hidden=True, callback=_warn_precision)]
@@ -38,7 +38,7 @@ def check_runner(runner: str, **options: object) -> None:
         raise ConfigError(f"--runner must be local or ray, found {runner}.")
     for name, value in options.items():
         if runner == "local" and value is not None:
-            raise ConfigError(f"--{name} is for --runner ray: leave it out, or say that.")
+            raise ConfigError(f"--{name} only applies to --runner ray; leave it out, or add --runner ray.")
 
 
 def line_console() -> Console:

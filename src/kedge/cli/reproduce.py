@@ -19,36 +19,40 @@ if TYPE_CHECKING:
     from kedge.reproduce.jobs import Job
     from kedge.reproduce.machine import Estimates
 
-Names = Annotated[str | None, typer.Option(metavar="NAME,…")]
+Names = Annotated[str | None, typer.Option(metavar="NAME,…", help="Only these, by name.")]
 
 
 def reproduce(
-    experiment: Annotated[str, typer.Argument(help="An experiment; list shows them, report writes up all results.")],
+    experiment: Annotated[
+        str, typer.Argument(help="An experiment; 'list' shows them, 'report' writes up all results.")
+    ],
     overrides: Annotated[
-        list[str] | None, typer.Argument(help="Overrides for every run, such as recipe.epochs=10.")
+        list[str] | None, typer.Argument(help="Settings for every run, such as recipe.epochs=10.")
     ] = None,
     dataset: Names = None,
     encoder: Names = None,
     loss: Names = None,
-    recipe: Annotated[str, typer.Option(metavar="NAME,…", help="paper, kedge, kedge-long.")] = "paper",
-    seeds: Annotated[str, typer.Option(help="0-4, or 0,1,2.")] = "0-4",
+    recipe: Annotated[str, typer.Option(metavar="NAME,…", help="Recipes: paper, kedge, kedge-long.")] = "paper",
+    seeds: Annotated[str, typer.Option(help="Seeds, such as 0-4 or 0,1,2.")] = "0-4",
     at: Annotated[str | None, typer.Option(metavar="NUMBER,…", help="Only these dimensions or shots.")] = None,
     data: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=FILE", help="A dataset's images as .npz, in place of a download."),
+        typer.Option(metavar="NAME=FILE", help="A dataset's images as an .npz file, instead of a download."),
     ] = None,
     configs: Annotated[
-        Path | None, typer.Option(help="A folder with configurations of yours, such as loss/mine.yaml.")
+        Path | None, typer.Option(help="A folder with your own configurations, such as loss/mine.yaml.")
     ] = None,
     out: Annotated[Path, typer.Option(help="Where runs, results, tables and figures go.")] = Path("reproduction"),
-    jobs: Annotated[int, typer.Option(min=1, help="Runs side by side.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Number of runs in parallel.")] = 1,
     launcher: Annotated[str | None, typer.Option(help="A Hydra launcher that starts the runs.")] = None,
-    plan: Annotated[bool, typer.Option("--plan", help="Say what would run and how long, and start nothing.")] = False,
-    no_run: Annotated[bool, typer.Option("--no-run", help="Only tables and figures of what is there.")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Show what would run and for how long; start nothing.")] = False,
+    no_run: Annotated[
+        bool, typer.Option("--no-run", help="Only write tables and figures of the results so far.")
+    ] = False,
 ) -> None:
     """Run the paper's experiments, whole or in part.
 
-    A finished run is never repeated, an interrupted one goes on.
+    Finished runs are not repeated, interrupted ones continue.
 
     kedge reproduce list
 
@@ -74,11 +78,13 @@ def reproduce(
     data_files = parse_data_files(data or [])
     if configs is not None:
         if not configs.is_dir():
-            raise ConfigError(f"--configs: there is no folder {configs}.")
+            raise ConfigError(f"--configs: folder {configs} does not exist.")
         os.environ[CONFIGS] = str(configs.resolve())  # for the worker processes, too
     if experiment == "report":
         if not (lines := store.lines()):
-            raise DataError(f"{store.path} holds no results: run an experiment first (kedge reproduce list).")
+            raise DataError(
+                f"{store.path} holds no results; run an experiment first (kedge reproduce list shows them)."
+            )
         typer.echo(f"Written: {write_report(lines, out, data_files)}")
         return
     selected = get_experiment(experiment)
@@ -100,7 +106,7 @@ def reproduce(
         _print_plan(all_jobs, pending, Estimates(store.lines(), data_files), jobs)
         return
     if not no_run:
-        typer.echo(f"{len(pending)} runs to do, {len(all_jobs) - len(pending)} finished before.", err=True)
+        typer.echo(f"{len(pending)} runs to do, {len(all_jobs) - len(pending)} already finished.", err=True)
     if launcher:
         failed = launch(pending, out, data_files, launcher)
     else:
@@ -114,7 +120,8 @@ def reproduce(
     typer.echo("Written: " + ", ".join(map(str, written)))
     if failed:
         typer.echo(
-            f"kedge: {len(failed)} of {len(all_jobs)} runs failed; the others are kept. Start again to retry.", err=True
+            f"kedge: {len(failed)} of {len(all_jobs)} runs failed; the others are kept. Run it again to retry.",
+            err=True,
         )
         sys.exit(2)
 
@@ -153,5 +160,5 @@ def _numbers(option: str, text: str) -> tuple[int, ...]:
     except ValueError:
         raise ConfigError(f"{option} takes numbers such as 0-4 or 0,1,2, found {text!r}.") from None
     if not numbers:
-        raise ConfigError(f"{option} is empty.")
+        raise ConfigError(f"{option} is empty; pass numbers such as 0-4.")
     return tuple(dict.fromkeys(numbers))

@@ -16,14 +16,12 @@ def serve(
     gallery: GalleryArgument,
     host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 for all of them.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 8000,
-    writable: Annotated[
-        bool, typer.Option("--writable", help="Pictures can be added and removed, by whoever has the key.")
-    ] = False,
+    writable: Annotated[bool, typer.Option("--writable", help="Let users with the key add and remove images.")] = False,
     key_file: Annotated[
         Path | None, typer.Option(help="A file with the key that every request must know; or set KEDGE_KEY.")
     ] = None,
     allow_host: Annotated[
-        list[str] | None, typer.Option(help="A name by which the server is called, such as pictures.example.org.")
+        list[str] | None, typer.Option(help="A host name of the server, such as images.example.org.")
     ] = None,
     allow_origin: Annotated[
         list[str] | None, typer.Option(help="Another site whose pages may call the API, such as https://example.org.")
@@ -35,14 +33,14 @@ def serve(
             "need none."
         ),
     ] = None,
-    max_upload: Annotated[int, typer.Option(min=1, help="MiB that a picture may have.")] = 20,
+    max_upload: Annotated[int, typer.Option(min=1, help="Maximum size of an uploaded image, in MiB.")] = 20,
     connections_per_address: Annotated[
         int, typer.Option(min=1, help="Open connections of one address; a proxy in front is one address.")
     ] = 512,
     waiting: Annotated[int, typer.Option(min=1, help="Maximum concurrent requests; excess requests get 429.")] = 128,
-    batch: Annotated[int, typer.Option(min=1, help="Pictures that go through the encoder at once.")] = 32,
+    batch: Annotated[int, typer.Option(min=1, help="Maximum images per encoder batch.")] = 32,
     memory: Annotated[
-        int, typer.Option(min=64, help="MiB that the gallery may keep, beside what the system keeps of its files.")
+        int, typer.Option(min=64, help="Memory for the gallery in MiB, besides the system's file cache.")
     ] = 1024,
 ) -> None:
     """Open a gallery to browsers and programs."""

@@ -9,7 +9,7 @@ import re
 import sys
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from kedge.config.trust import OWN, check_config
-from kedge.errors import ConfigError, DataError, KedgeError
+from kedge.errors import ConfigError, DataError, KedgeError, first_line
 
 __all__ = [
     "CONFIG",
@@ -43,12 +43,13 @@ __all__ = [
     "quoted",
     "rename_keys",
     "rename_overrides",
+    "unknown_setting",
 ]
 
 CONFIG = "config.yaml"
 """The file in a run's folder that says how it was made."""
 DATASET = "dataset.json"
-"""The file in a run's folder that says on which pictures: name and fingerprint."""
+"""The file in a run's folder that says on which images: name and fingerprint."""
 
 _RENAMED = {
     "averaging": "ema",
@@ -74,7 +75,7 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
                 renamed = rename_overrides(overrides)
                 return rename_keys(hydra_compose("train", overrides=renamed, return_hydra_config=True))
         except (HydraException, OmegaConfBaseException, ValueError) as error:
-            raise ConfigError(_sentence(error)) from error
+            raise _readable(error, overrides) from error
         finally:
             Singleton.set_state(theirs)
 
@@ -84,7 +85,7 @@ def expand(overrides: Sequence[str]) -> list[list[str]]:
     try:
         parsed = OverridesParser.create().parse_overrides(list(overrides))
     except HydraException as error:
-        raise ConfigError(_sentence(error)) from error
+        raise _readable(error, overrides) from error
     return [list(job) for batch in BasicSweeper.split_arguments(parsed, None) for job in batch]
 
 
@@ -109,7 +110,7 @@ def rename_keys(config: DictConfig, *, warn: bool = True) -> DictConfig:
 
 def _new_name(old: str, *, warn: bool = True) -> str:
     if warn:
-        message = f"recipe.{old} is called recipe.{_RENAMED[old]} now; the old name goes with the next release."
+        message = f"recipe.{old} is now called recipe.{_RENAMED[old]}; the next release drops the old name."
         warnings.warn(message, FutureWarning, stacklevel=4)
     return _RENAMED[old]
 
@@ -122,11 +123,11 @@ def load_config(path: Path, *, builds: Sequence[str] = tuple(OWN), trust: bool =
     try:
         config = OmegaConf.load(path)
     except FileNotFoundError as error:
-        raise ConfigError(f"{path.parent} is no run: it holds no {path.name}.") from error
+        raise ConfigError(f"{path.parent} is not a run; it has no {path.name}.") from error
     except Exception as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
+        raise ConfigError(f"{path} cannot be read: {first_line(error)}.") from error
     if not isinstance(config, DictConfig):
-        raise ConfigError(f"{path} holds no configuration.")
+        raise ConfigError(f"{path} is not a configuration file.")
     if not trust:
         check_config(config, builds, path)
     return rename_keys(config, warn=False)
@@ -142,7 +143,7 @@ def dataset_of(run: str | Path, overrides: Sequence[str] = (), *, trust: bool = 
     run = Path(run)
     for override in overrides:
         if not re.match(r"dataset[.=].*", override) or "=" not in override:
-            raise ConfigError(f"Only the dataset can be named here (dataset=… or dataset.…=…), found {override!r}.")
+            raise ConfigError(f"Only the dataset can be changed here (dataset=… or dataset.…=…), found {override!r}.")
     if any(override.startswith("dataset=") for override in overrides):
         return build_dataset(compose(overrides).dataset)
     config = load_config(run / CONFIG, builds=["dataset"], trust=trust)
@@ -152,27 +153,27 @@ def dataset_of(run: str | Path, overrides: Sequence[str] = (), *, trust: bool = 
     try:
         fingerprint = json.loads((run / DATASET).read_text())["fingerprint"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{run} does not say on which pictures it was trained: name them with dataset=…") from error
+        raise DataError(f"{run} does not record which images it was trained on; pass dataset=…") from error
     if not dataset.matches(fingerprint):
         raise DataError(
-            f"{dataset.name} has changed since {run} was trained, so that its test pictures may have been trained "
-            "on: train again, or name the pictures to measure on with dataset=…"
+            f"{dataset.name} has changed since {run} was trained, so its test images may have been trained on; "
+            "train again, or pass other images with dataset=…"
         )
     return leave_classes_out(dataset, config.split.get("unseen", 0), config.split.seed)
 
 
 def held_out_of(run: str | Path, *, trust: bool = False) -> Any:
-    """The dataset of a run with its held-out pictures in place of the test pictures, for choosing between runs."""
+    """The dataset of a run with its held-out images in place of the test images, for choosing between runs."""
     from kedge.datasets import train_val_split
 
     try:
         dataset = dataset_of(run, trust=trust)
     except (ConfigError, DataError) as error:
-        raise DataError(f"The pictures that {run} held out cannot be had: {error}") from error
+        raise DataError(f"The held-out images of {run} are not available: {error}") from error
     split = load_config(Path(run) / CONFIG, builds=[]).split
     train, held_out = train_val_split(dataset.train, split.holdout, split.shots, split.seed)
     if held_out is None:
-        raise ConfigError(f"{run} held no pictures out (split.holdout={split.holdout:g}).")
+        raise ConfigError(f"{run} held out no images (split.holdout={split.holdout:g}); train with split.holdout=0.1.")
     return replace(dataset, train=train, test=held_out)
 
 
@@ -214,7 +215,7 @@ def _loss_class(node: Any) -> Any:
     except (HydraException, ImportError, ValueError) as error:
         raise ConfigError(f"loss._target_={target} cannot be imported.") from error
     if not (inspect.isclass(kind) and issubclass(kind, RetrievalLoss)):
-        raise ConfigError(f"loss._target_={target} is no RetrievalLoss.")
+        raise ConfigError(f"loss._target_={target} is not a subclass of kedge.losses.RetrievalLoss.")
     return kind
 
 
@@ -238,18 +239,60 @@ def quoted(path: Path) -> str:
     return f"'{text}'"
 
 
-def _sentence(error: Exception) -> str:
-    """Hydra's message as one sentence that lists what would be valid."""
+def unknown_setting(name: str, value: str, overrides: Sequence[str] = ()) -> ConfigError:
+    """The error for a setting, or an option such as `--epochs`, that does not exist; it names the nearest that does."""
+    chosen = [override for override in overrides if re.match(r"(dataset|encoder|loss|recipe)=", override)]
+    try:
+        config = compose(chosen)
+    except ConfigError:  # the first of several mistakes is told
+        config = compose()
+    groups = [str(group) for group in config.hydra.runtime.choices if re.fullmatch(r"\w+", str(group))]
+    settings = [*groups, *_leaves(OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"]))]
+    key = name.lstrip("-").replace("-", "_")
+    if near := _nearest(key, settings):
+        assignments = (f"{setting}={value}" if value else setting for setting in near)
+        return ConfigError(f"Unknown setting {name!r}. Did you mean {' or '.join(assignments)}?")
+    parent = key.rpartition(".")[0]
+    within = [setting.removeprefix(f"{parent}.") for setting in settings if setting.startswith(f"{parent}.")]
+    if within:
+        return ConfigError(f"Unknown setting {name!r}; {parent} has {', '.join(within)}.")
+    return ConfigError(f"Unknown setting {name!r}; kedge train --cfg job prints all settings.")
+
+
+def _leaves(node: Any, prefix: str = "") -> Iterator[str]:
+    for key in node:
+        if OmegaConf.is_dict(inner := node._get_node(key)) and inner:
+            yield from _leaves(inner, f"{prefix}{key}.")
+        elif key != "_target_":
+            yield f"{prefix}{key}"
+
+
+def _nearest(key: str, settings: Sequence[str]) -> list[str]:
+    """The settings that end like the key, the shortest first, or the one that is spelled most like it."""
+
+    def ending(end: str) -> list[str]:
+        return sorted((setting for setting in settings if f".{setting}".endswith(f".{end}")), key=len)[:2]
+
+    last = key.rpartition(".")[2]
+    if found := ending(key) or ending(last) or ending(f"{last}.name"):
+        return found[:1] if key in found else found
+    if found := difflib.get_close_matches(key, settings, n=1, cutoff=0.8):
+        return found
+    found = difflib.get_close_matches(last, [setting.rpartition(".")[2] for setting in settings], n=1, cutoff=0.75)
+    return ending(found[0]) if found else []
+
+
+def _readable(error: Exception, overrides: Sequence[str]) -> ConfigError:
+    """Hydra's error as one of ours, in one sentence that says what would be valid."""
     message = str(error)
     options = re.search(r"Could not find '([^']*)'.*?options in '([^']*)':\s*(.*?)(?:\nConfig |\Z)", message, re.S)
     if options:
         name, group, names = options[1].rpartition("/")[2], options[2], options[3].split()
-        return f"{group} must be one of {', '.join(names)}, found {name!r}."
-    key, path = re.search(r"Could not override '([^']*)'", message), getattr(error.__cause__, "full_key", None)
-    if key and path:
-        group, _, missing = path.rpartition(".")
-        node: Any = OmegaConf.select(compose(), group) if group else compose()
-        valid = [str(name) for name in node if name not in {"_target_", "hydra"}] if OmegaConf.is_dict(node) else []
-        hint = "".join(f" Did you mean {near}?" for near in difflib.get_close_matches(missing, valid, n=1))
-        return f"There is no {key[1]}; {group or 'the configuration'} has {', '.join(valid)}.{hint}"
-    return next((line.strip() for line in message.splitlines() if line.strip()), type(error).__name__)
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f" Did you mean {group}={near[0]}?" if near else ""
+        return ConfigError(f"{group} must be one of {', '.join(names)}, found {name!r}.{hint}")
+    if key := re.search(r"Could not override '([^']*)'", message):
+        values = dict(override.lstrip("+~").partition("=")[::2] for override in overrides)
+        return unknown_setting(key[1], values.get(key[1], ""), overrides)
+    lines = (line.strip() for line in message.splitlines())
+    return ConfigError(next((line for line in lines if line), type(error).__name__))

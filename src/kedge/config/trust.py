@@ -28,7 +28,7 @@ def check_config(config: DictConfig, groups: Sequence[str], path: Path) -> None:
     for group in groups:
         node = OmegaConf.to_container(config, resolve=False).get(group)  # type: ignore[union-attr]
         if not isinstance(node, dict):
-            raise ConfigError(f"{path} names no {group}.")
+            raise ConfigError(f"{path} has no {group}.")
         if (target := node.pop("_target_", None)) not in OWN[group]:
             raise _foreign(path, f"{group}._target_", target)
         # A table could stand for an object, such as the source of a download. Only losses take tables, of plain values.
@@ -52,6 +52,6 @@ def _check_values(value: Any, where: str, path: Path) -> None:
 
 def _foreign(path: Path, where: str, value: Any) -> ConfigError:
     return ConfigError(
-        f"{path} says {where}: {str(value)[:100]!r}, which is not Kedge's own and may run any code: "
-        "say --trust (in Python trust=True) if the run is yours."
+        f"{path} sets {where} to {str(value)[:100]!r}, which is not part of Kedge and may run any code; "
+        "pass --trust (in Python trust=True) if the run is yours."
     )

@@ -112,7 +112,7 @@ def _cifar_records(path: Path) -> ImageSplit:
     width = 2 + 3 * 32 * 32
     records = np.fromfile(path, np.uint8) if path.is_file() else np.empty(0, np.uint8)
     if len(records) == 0 or len(records) % width:
-        raise DataError(f"{path} is missing or cut short: delete {path.parent} to have it made again.")
+        raise DataError(f"{path} is missing or cut short; delete {path.parent} to create it again.")
     records = records.reshape(-1, width)
     return ImageSplit(np.ascontiguousarray(records[:, 2:]).reshape(-1, 3, 32, 32), records[:, 1].astype(np.int64))
 

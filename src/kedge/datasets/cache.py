@@ -98,7 +98,7 @@ def keep(
             part.replace(array)
     except OSError as error:
         raise DataError(
-            f"Decoded images cannot be kept in {folder} ({error.strerror or error}): make room there, "
+            f"Decoded images cannot be stored in {folder} ({error.strerror or error}); free some space, "
             "or set KEDGE_DATA to another folder."
         ) from error
     finally:
@@ -150,7 +150,7 @@ def open_array(array: Path, *, pixels: bool = True) -> tuple[np.ndarray, dict[st
         images = np.load(array, mmap_mode="r", allow_pickle=False) if pixels else np.empty(0, np.uint8)
         if images.dtype == np.uint8 and {"name", "train", "classes", "labels", "skipped"} <= set(notes):
             return images, notes
-    raise DataError(f"{array} is gone or damaged, where Kedge kept the decoded images of a dataset: pass that again.")
+    raise DataError(f"{array}, the stored images of a dataset, is missing or damaged; pass the dataset again.")
 
 
 def _scanned(items: Items, scan: Scan) -> tuple[list[Label], list[tuple[str, str]], str]:
@@ -215,7 +215,7 @@ def _number_classes(train: Source, items: Items, labels: list[Label]) -> tuple[l
         classes = trained
     number_of: dict[str | None, int] = {name: number for number, name in enumerate(classes)} | {None: -1}
     if (unknown := next((name for name in names if name not in number_of), None)) is not None:
-        raise DataError(f"{train.name} has images of a class {unknown!r} but none of it to train on: is it whole?")
+        raise DataError(f"{train.name} has images of a class {unknown!r} but no training images of it; is it complete?")
     if len(trained) < 2:
         raise DataError(
             f"{train.name} has training images of one class only ({''.join(trained)!r}): at least two are needed."

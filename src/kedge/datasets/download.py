@@ -81,7 +81,7 @@ def read_lines(folder: Path, name: str) -> list[str]:
         return [line for line in (folder / name).read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
-            f"{folder} is not whole ({name} cannot be read): delete the folder to have it made again."
+            f"{folder} is incomplete ({name} cannot be read); delete the folder to create it again."
         ) from error
 
 
@@ -91,17 +91,17 @@ def fetch(source: Source, folder: Path) -> Path:
     The file appears under its name only when it is complete; nothing is left behind otherwise.
     """
     destination = folder / source.filename
-    by_hand = f"check the network, or put the file there by hand: {destination} ({source.checksum})"
+    by_hand = f"check the network, or save the file as {destination} ({source.checksum})"
     try:
         if destination.exists():
             with destination.open("rb") as stream:
                 if source.matches(stream):
                     return destination
             raise DownloadError(
-                f"{destination} is damaged (its checksum is not {source.checksum}): delete it to have it fetched again."
+                f"{destination} is damaged (its checksum is not {source.checksum}); delete it to download it again."
             )
         if not _allowed.get():
-            raise DownloadError(f"{destination} is not there, and nothing is downloaded for this.")
+            raise DownloadError(f"{destination} does not exist, and nothing is downloaded for this.")
         folder.mkdir(parents=True, exist_ok=True)
         with atomic_write(destination) as stream:
             _download(source.url, stream)
@@ -109,7 +109,7 @@ def fetch(source: Source, folder: Path) -> Path:
                 raise DownloadError(f"{source.url} arrived damaged; {by_hand}.")
     except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or str(error) or type(error).__name__
-        raise DownloadError(f"{source.url} could not be fetched ({reason}); {by_hand}.") from error
+        raise DownloadError(f"{source.url} could not be downloaded ({reason}); {by_hand}.") from error
     return destination
 
 
@@ -140,7 +140,7 @@ def extract(archive: Path, destination: Path) -> Path:
     except (OSError, EOFError, tarfile.TarError, zipfile.BadZipFile) as error:
         raise DownloadError(
             f"{archive} could not be unpacked ({str(error) or type(error).__name__}): check the free space, "
-            "or delete it to have it fetched again."
+            "or delete it to download it again."
         ) from error
     return destination
 

@@ -109,7 +109,7 @@ def train_and_test(
     # Others' dictionaries may have splits for other purposes; in one that was written for us, another name is a slip.
     unknown = not _is_huggingface(source) and splits.keys() - {"train", *_TEST_SPLITS}
     if "train" not in splits or unknown:
-        raise DataError(f"splits must be called train and, if you like, test or validation; found {', '.join(splits)}.")
+        raise DataError(f"Splits must be named train and optionally test or validation, found {', '.join(splits)}.")
     (train,) = sources_of(splits["train"], image, label, name)
     for split in _TEST_SPLITS:
         if split in splits:
@@ -124,7 +124,7 @@ def _reorder_classes(dataset: Dataset, classes: tuple[str, ...]) -> Dataset:
     number_of = {name: number for number, name in enumerate(classes)}
     used = np.unique(np.concatenate([dataset.train.labels, dataset.test.labels]))
     if unknown := [dataset.classes[label] for label in used if dataset.classes[label] not in number_of]:
-        raise DataError(f"{dataset.name} has a class {unknown[0]!r}, which is none of the {len(classes)} known ones.")
+        raise DataError(f"{dataset.name} has a class {unknown[0]!r}, which is not one of the {len(classes)} expected.")
     numbers = np.array([number_of.get(name, -1) for name in dataset.classes], dtype=np.int64)
     train, test = (replace(split, labels=numbers[split.labels]) for split in (dataset.train, dataset.test))
     return replace(dataset, classes=classes, train=train, test=test)
@@ -139,7 +139,7 @@ class TorchSource(Source):
             inner = inner.dataset
         self.name = type(inner).__name__
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
-            raise DataError(f"{self.name} cannot be asked for an image by number: pass a map-style dataset.")
+            raise DataError(f"{self.name} has no access by index; pass a map-style dataset.")
         self.dataset = dataset
         classes = getattr(inner, "classes", None)
         if isinstance(classes, Sequence) and not isinstance(classes, str):
@@ -162,7 +162,7 @@ class TorchSource(Source):
         except (OSError, SyntaxError, ValueError) as error:  # what Pillow makes of a damaged file
             raise ImageError(f"{self.item(row)} cannot be read: {error}") from error
         except Exception as error:
-            raise DataError(f"{self.item(row)} cannot be had ({type(error).__name__}: {error}).") from error
+            raise DataError(f"{self.item(row)} could not be loaded ({type(error).__name__}: {error}).") from error
 
     def labels(self) -> list[Label]:
         """All labels: as torchvision's datasets tell them (``targets``), else with a look at every item."""
@@ -205,7 +205,7 @@ class HuggingFaceSource(Source):
         self.name = name or str(getattr(dataset.info, "dataset_name", None) or "huggingface")
         if not isinstance(dataset, datasets.Dataset):
             kind = type(dataset).__name__
-            raise DataError(f"{self.name} is a {kind}: load it without streaming, so that images have numbers.")
+            raise DataError(f"{self.name} is a {kind}; load it without streaming.")
         features = dataset.features
         self.image = self._column(features, "image", image, datasets.Image)
         self.label = self._column(features, "label", label, datasets.ClassLabel)
@@ -286,7 +286,7 @@ class HuggingFaceSource(Source):
             return candidates[0]
         raise DataError(
             f"{self.name} has {'several' if candidates else 'no'} {option} column{'s' if candidates else ''}: "
-            f"say which one with dataset.{option}=…, of {', '.join(candidates or features)}."
+            f"choose one with dataset.{option}=…, of {', '.join(candidates or features)}."
         )
 
 
@@ -299,7 +299,7 @@ def _load_huggingface(path: str, name: str | None, revision: str | None) -> Any:
     """The library's object, from a folder or from the Hub."""
     datasets, local = require(**_LIBRARY), Path(path).expanduser()
     if not local.is_dir() and path.startswith((".", "/", "~")):
-        raise DataError(f"There is no folder {path}: check dataset.path.")
+        raise DataError(f"Folder {path} does not exist; check dataset.path.")
     try:
         if (local / "dataset_dict.json").is_file() or (local / "state.json").is_file():
             return datasets.load_from_disk(str(local))
@@ -309,8 +309,8 @@ def _load_huggingface(path: str, name: str | None, revision: str | None) -> Any:
         if local.is_dir():
             raise DataError(f"{path} cannot be read as a Hugging Face dataset ({reason}).") from error
         raise DownloadError(
-            f"The dataset {path} could not be had from the Hugging Face Hub ({reason}): check its name or, without a "
-            "network, load it elsewhere, save it with save_to_disk and pass that folder as dataset.path."
+            f"The dataset {path} could not be loaded from the Hugging Face Hub ({reason}): check its name or, without "
+            "a network, load it elsewhere, save it with save_to_disk and pass that folder as dataset.path."
         ) from error
 
 

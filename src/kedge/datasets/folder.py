@@ -132,7 +132,7 @@ def _split_folders(base: Path) -> list[Path]:
 def _list_split(base: Path, split: Path) -> FileSource:
     classes, files, labels = list_classes(split)
     if not classes and list_images(split):
-        raise DataError(f"{split} has images but no class folders: put each class in a folder of its own.")
+        raise DataError(f"{split} has images but no class folders; put the images of each class in their own folder.")
     if not classes:
         raise DataError(f"{split} has no images ({', '.join(sorted(EXTENSIONS))}): check the path.")
     return FileSource(
@@ -143,7 +143,7 @@ def _list_split(base: Path, split: Path) -> FileSource:
 def _check_singles(base: Path, dataset: Dataset) -> None:
     """Say which classes have a single image, which is then trained on and not tested."""
     if len(dataset.test) == 0:
-        raise DataError(f"Every class in {base} has a single image, so none is left to test on: add some.")
+        raise DataError(f"Every class in {base} has a single image, so none is left to test on; add more images.")
     untested = set(range(len(dataset.classes))) - set(dataset.test.labels.tolist())
     if singles := [dataset.classes[label] for label in sorted(untested)]:
         named = ", ".join(singles[:5]) + (f" and {len(singles) - 5} more" if len(singles) > 5 else "")

@@ -41,7 +41,7 @@ def arrays(path: str | Path, flip: bool = True) -> Dataset:
 
 def _load(path: Path) -> dict[str, np.ndarray]:
     if not path.is_file():
-        raise DataError(f"There is no file {path}: give the path of an .npz file.")
+        raise DataError(f"File {path} does not exist; pass the path of an .npz file.")
     try:
         with np.load(path, allow_pickle=False) as loaded:
             return {name: loaded[name] for name in (*_REQUIRED, "classes") if name in loaded.files}

@@ -59,7 +59,7 @@ def build_backbone(
     if name in _RESNETS:
         return _build_resnet(name, stem, image_size)
     if stem == "small":
-        raise ConfigError(f"stem {stem!r} is for ResNets only; found encoder {name}: leave stem at auto.")
+        raise ConfigError(f"stem {stem!r} is for ResNets only, found encoder {name}; leave stem at auto.")
     if name.startswith(TIMM):
         return _build_timm(name, image_size)
     if name.startswith(HF):

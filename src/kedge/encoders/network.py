@@ -26,7 +26,7 @@ def fetching(what: str, advice: str) -> Iterator[None]:
         socket.setdefaulttimeout(STALL_SECONDS)
         yield
     except Exception as error:  # the network and the hubs raise errors of many kinds; all mean the same here
-        raise WeightsError(f"{what} ({first_line(error)}): {advice}.") from error
+        raise WeightsError(f"{what} ({first_line(error)}); {advice}.") from error
     finally:
         socket.setdefaulttimeout(before)
 

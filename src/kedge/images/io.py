@@ -112,7 +112,7 @@ def _check_work(image: Image.Image, stream: BinaryIO, max_pixels: int) -> None:
             "make it smaller, or raise max_pixels."
         )
     if pixels > _LARGE and pixels > _MAX_PER_BYTE * (size := stream.seek(0, io.SEEK_END)):
-        raise ImageError(f"it says {width} x {height} pixels, which its {size:,} bytes cannot hold.")
+        raise ImageError(f"its header says {width} x {height} pixels, which its {size:,} bytes cannot hold.")
     if image.format in ("JPEG", "MPO"):
         stream.seek(0)
         scans = _count_scans(stream.read())
@@ -197,7 +197,7 @@ class _NoFTP(urllib.request.FTPHandler):
 def fetch_image(url: str, *, max_bytes: int = MAX_DOWNLOAD) -> Image.Image:
     """Fetch and read an image."""
     if not is_url(url):
-        raise ImageError(f"{url} is no http(s) address.")
+        raise ImageError(f"{url} is not an http(s) address.")
     try:
         with urllib.request.build_opener(_NoFTP).open(url, timeout=_FETCH_SECONDS) as response:
             content: bytes = response.read(max_bytes + 1)
@@ -205,7 +205,7 @@ def fetch_image(url: str, *, max_bytes: int = MAX_DOWNLOAD) -> Image.Image:
         reason = getattr(error, "reason", None) or error
         raise ImageError(f"{url} cannot be fetched: {reason}.") from error
     if len(content) > max_bytes:
-        raise ImageError(f"{url} holds more than {max_bytes:,} bytes: fetch it yourself and give the file.")
+        raise ImageError(f"{url} holds more than {max_bytes:,} bytes; download it and pass the file.")
     try:
         return read_image(content)
     except ImageError as error:

@@ -91,7 +91,7 @@ def _rows(source: Path, key: str, columns: dict[str, Any]) -> Rows:
     """Columns of one length; the matrix called `key` as one of vectors, which takes no more memory."""
     matrix = columns[key]
     if matrix.ndim != 2 or matrix.shape[1] == 0 or matrix.dtype.kind not in "fiu":
-        raise DataError(f"The array {key} of {source} is no matrix of numbers: its shape is {matrix.shape}.")
+        raise DataError(f"The array {key} of {source} is not a matrix of numbers: its shape is {matrix.shape}.")
     for name, values in columns.items():
         if len(values) != len(matrix):
             raise DataError(f"The array {name} of {source} has {len(values)} entries for {len(matrix)} vectors.")

@@ -39,7 +39,7 @@ def export_gallery(gallery: Gallery | str | Path, path: str | Path, *, overwrite
         raise ConfigError(f"path must end in one of {', '.join(_SUFFIXES)}, found {final.name}.")
     for file in (final, sidecar_path(final)) if final.suffix == ".faiss" else (final,):
         if file.exists() and not overwrite:
-            raise ConfigError(f"{file} is there already: choose another path, or say overwrite=True.")
+            raise ConfigError(f"{file} already exists; choose another path, or pass overwrite=True.")
     manifest, rows = _read(opened)
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
@@ -76,7 +76,7 @@ def _read(gallery: Gallery) -> tuple[Manifest, Rows]:
     names = [name for name in table.schema.names if name not in (*of_images, CHECKSUM)]
     names += [name for name in of_images if table.count_rows(f"{name} IS NOT NULL")]
     if LIST in names:
-        raise ConfigError(f"{gallery.location} has metadata called {LIST}, the name that exports need for the lists.")
+        raise ConfigError(f"{gallery.location} has metadata called {LIST}, a name that exports need; rename it.")
     schema = pa.schema([*(table.schema.field(name) for name in names), pa.field(LIST, pa.int32())])
 
     def read() -> Iterator[pa.RecordBatch]:

@@ -65,11 +65,11 @@ def read_faiss(source: Path) -> tuple[Rows, Manifest | None, np.ndarray | None]:
     order = np.argsort(ids)
     ids, keys = ids[order], keys[order]
     if (ids[1:] == ids[:-1]).any():
-        raise DataError(f"{source} has several vectors of one id: give each an id of its own.")
+        raise DataError(f"{source} has several vectors with one id; give each its own id.")
     centroids = None
     if isinstance(inner, faiss.IndexIVF):
         centroids = inner.quantizer.reconstruct_n(0, inner.nlist, np.empty((inner.nlist, inner.d), np.float32))
-    mismatch = DataError(f"{source} and {sidecar.name} do not belong together: export the gallery again.")
+    mismatch = DataError(f"{source} and {sidecar.name} do not belong together; export the gallery again.")
     if sidecar.exists():
         rows, manifest = read_parquet(sidecar, centroids)
         if manifest is None or centroids is None:

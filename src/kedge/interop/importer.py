@@ -68,14 +68,14 @@ def import_gallery(
     """
     folder, file = local_path("path", path), local_path("source", source)
     if is_taken(Location(folder)):
-        raise GalleryError(f"{folder} is there already: choose another path.")
+        raise GalleryError(f"{folder} already exists; choose another path.")
     with read_errors(file):
         rows, manifest, centroids = _read(file, vectors)
     columns = {"vectors": vectors, "labels": labels, "paths": paths}
     if manifest is not None:
         for name, value in {**columns, "anchors": anchors, "classes": classes, "lists": lists}.items():
             if value is not None:
-                raise ConfigError(f"{file} says for itself how its gallery was made: leave {name} out.")
+                raise ConfigError(f"{file} already describes its gallery; leave {name} out.")
         with _new_folder(folder) as part:
             _restore(part, rows, manifest, model)
         return Gallery.open(folder, model)
@@ -84,7 +84,7 @@ def import_gallery(
     if model is None:
         options |= _routing(rows, anchors, classes, centroids)
     elif anchors is not None or classes is not None:
-        raise ConfigError("A model brings its own anchors and classes: give either.")
+        raise ConfigError("A model has its own anchors and classes; pass one or the other.")
     with _new_folder(folder) as part:
         gallery = Gallery.create(part, **options)
         with gallery.writing() as table:
@@ -154,7 +154,7 @@ def _routing(
     """The arguments of `Gallery.create` that say what routes a search without a model."""
     if isinstance(anchors, int):
         if "label" in rows.schema.names:
-            raise ConfigError(f"anchors={anchors} asks for k-means, but {rows.source} has labels, which are routed by.")
+            raise ConfigError(f"anchors={anchors} asks for k-means, but {rows.source} has labels; leave anchors out.")
         centroids = _k_means_centroids(rows, anchors)
     elif anchors is not None:
         return {"anchors": anchors, "classes": classes}
@@ -184,7 +184,7 @@ def _new_folder(folder: Path) -> Iterator[Path]:
     except KedgeError:
         raise
     except (OSError, ValueError, RuntimeError) as error:
-        raise GalleryError(f"{folder} could not be made: {first_line(error)}.") from error
+        raise GalleryError(f"{folder} could not be created: {first_line(error)}.") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
@@ -193,7 +193,7 @@ def _restore(folder: Path, rows: Rows, manifest: Manifest, model: Model | None) 
     """The gallery that was exported: the same ids and anchors, every item in the same list."""
     if model is not None and model.fingerprint != manifest.model:
         made_with = "without a model" if manifest.model is None else f"with the model {manifest.model}"
-        raise ConfigError(f"The vectors of {rows.source} were made {made_with}, found {model.fingerprint}.")
+        raise ConfigError(f"The vectors of {rows.source} were made {made_with}; this model is {model.fingerprint}.")
     if not {"id", VECTOR, LIST} <= set(rows.schema.names):
         raise DataError(f"{rows.source} is damaged: it lacks columns of a gallery's vectors.")
     created: dict[str, Any] = {"model": model}

@@ -187,5 +187,5 @@ def _checked_target(path: str | Path, suffix: str) -> Path:
     if target.suffix.lower() != suffix:
         raise ConfigError(f"path must end in {suffix}; found {target}.")
     if target.is_dir() or not target.parent.is_dir():
-        raise ConfigError(f"{target} is a folder, or there is no folder {target.parent}: choose another path.")
+        raise ConfigError(f"{target} is a folder, or {target.parent} does not exist; choose another path.")
     return target

@@ -76,7 +76,7 @@ class Manifest:
                 and np.isfinite(matrix).all()
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise DataError(f"{source} is damaged: it does not say what a gallery's vectors must.") from error
+            raise DataError(f"{source} is damaged: its description is incomplete.") from error
         if not fits:
             raise DataError(f"{source} is damaged: its anchors do not fit the names of its classes.")
         return manifest
@@ -140,7 +140,7 @@ def read_errors(source: Path) -> Iterator[None]:
     except KedgeError:
         raise
     except FileNotFoundError as error:
-        raise DataError(f"There is no file {source}: check the path.") from error
+        raise DataError(f"File {source} does not exist; check the path.") from error
     except Exception as error:
         raise DataError(f"{source} cannot be read ({first_line(error)}): it is damaged, or of another kind.") from error
 
@@ -148,7 +148,7 @@ def read_errors(source: Path) -> Iterator[None]:
 def local_path(name: str, path: str | Path) -> Path:
     """The path of this machine that the argument `name` must be."""
     if is_url(str(path)):
-        raise ConfigError(f"{name} must be a path on this machine, found {path}: copy it from or to there.")
+        raise ConfigError(f"{name} must be a path on this machine, found {path}; copy it first.")
     return Path(path).expanduser().absolute()
 
 
@@ -159,11 +159,11 @@ def choose_column(argument: str, name: str | None, fitting: Sequence[str], sourc
     """
     if name is not None and name not in fitting:
         listed = ", ".join(fitting)
-        raise ConfigError(f"{argument}={name!r} is no column of {argument} in {source}: choose of {listed}.")
+        raise ConfigError(f"{argument}={name!r} is not a column of {argument} in {source}; choose one of {listed}.")
     chosen = name or next((usual for usual in _USUAL_NAMES[argument] if usual in fitting), None)
     if chosen is None and argument == "vectors":
         if len(fitting) == 1:
             return fitting[0]
-        listed = f"{', '.join(fitting)}: say with vectors= which one to import" if fitting else "no column of vectors"
+        listed = f"{', '.join(fitting)}; choose one with vectors=" if fitting else "no column of vectors"
         raise ConfigError(f"{source} has {listed}.")
     return chosen

@@ -84,7 +84,7 @@ class FeatureCache:
         if row is None:
             return None
         if len(row[0]) != 4 * self.width or _crc(key, row[0]) != row[1]:
-            _log.warning("%s is damaged: some features are computed anew.", self.file)
+            _log.warning("%s is damaged; some features are computed again.", self.file)
             return None
         return torch.from_numpy(np.frombuffer(row[0], "<f4").astype(np.float32))
 
@@ -209,7 +209,7 @@ def split_features(model: Model, split: ImageSplit, *, batch_size: int = _BATCH,
         return embed_split(model.features, split, batch_size=batch_size, title=title)
     features, unreadable = file_features(model, split.files, title=title)
     for row, reason in unreadable.items():
-        raise DataError(f"{split.files[row]} {reason} It could be read before: put it back, or train anew.")
+        raise DataError(f"{split.files[row]} {reason} It could be read before; restore it, or train again.")
     return features
 
 

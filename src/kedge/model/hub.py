@@ -50,7 +50,7 @@ def save_pretrained(
     card = _model_card(model, name or target.name, metrics, license)
     config = json.dumps(_config(model), indent=2, ensure_ascii=False) + "\n"
     if target.is_file() or ((target / DESCRIPTION).exists() and not is_model(target)):
-        raise ModelError(f"{target} holds something else than a Kedge model: choose another folder.")
+        raise ModelError(f"{target} holds something other than a Kedge model; choose another folder.")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         # All is written before the first file gets its name, so that a full disk changes nothing.
@@ -86,7 +86,7 @@ def from_pretrained(
         with _hub_errors(DownloadError, f"there is no folder {name_or_path} here, and as a model of the Hub it"):
             folder = Path(hub.snapshot_download(name_or_path, allow_patterns=list(_MODEL), **options))
         if not (folder / DESCRIPTION).is_file():
-            raise ModelError(f"{name_or_path} on the Hugging Face Hub is no Kedge model: it holds no {DESCRIPTION}.")
+            raise ModelError(f"{name_or_path} on the Hugging Face Hub is not a Kedge model: it has no {DESCRIPTION}.")
     return cls.load(folder, device, engine)
 
 
@@ -184,7 +184,7 @@ def _results(model: Model, path: Path) -> tuple[list[EvalResult], str]:
         scores.append(("accuracy", "accuracy", float(metrics["accuracy"])))
         queries = int(metrics["queries"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"metrics {file} cannot be read as what kedge evaluate writes: run it first.") from error
+        raise ConfigError(f"{file} cannot be read as metrics; run kedge evaluate first.") from error
     if measured != model.fingerprint:
         raise ConfigError(
             f"metrics {file} are those of the model {measured}, found {model.fingerprint}: run kedge evaluate again."

@@ -122,7 +122,7 @@ def _keep_freed_memory() -> None:
 
 def _checked(name: str) -> str:
     if name in _REMOVED:
-        warnings.warn(f"engine {name} has no effect any more: auto is used.", DeprecationWarning, stacklevel=4)
+        warnings.warn(f"engine {name} no longer has an effect; auto is used.", DeprecationWarning, stacklevel=4)
         return "auto"
     if name not in ENGINES:
         raise ConfigError(f"engine must be one of {', '.join(ENGINES)}; found {name!r}.")
@@ -159,7 +159,7 @@ def _onnx_forward(encoder: Encoder, images: Tensor, flip_tta: bool) -> _Forward:
         return run(images)[0]
 
     if not _agrees(forward, encoder, images, flip_tta):
-        raise ModelError(f"engine onnxruntime gives other features than {encoder.name}: choose auto.")
+        raise ModelError(f"engine onnxruntime gives other features than {encoder.name}; choose auto.")
     return forward
 
 

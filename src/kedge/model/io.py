@@ -78,7 +78,7 @@ def read_description(path: str | Path) -> tuple[Path, dict[str, Any]]:
             if (candidate / DESCRIPTION).is_file():
                 return candidate, _read_description(candidate)
     if not path.exists():
-        raise ModelError(f"there is no model folder {path}: check the path.")
+        raise ModelError(f"Model folder {path} does not exist; check the path.")
     raise ModelError(
         f"{path} is not a Kedge model: it holds no {DESCRIPTION}; pass one left by Model.save or by a run."
     )
@@ -178,7 +178,7 @@ def _damaged(file: Path, reason: str) -> ModelError:
 
 def _check_replaceable(target: Path) -> None:
     if target.exists() and not target.is_dir():
-        raise ModelError(f"model {target} cannot be saved there, it is a file: choose another path.")
+        raise ModelError(f"model {target} cannot be saved there, since it is a file; choose another path.")
     names = {file.name for file in target.iterdir() if file.name[0] != "."} if target.exists() else set()
     if foreign := names - {DESCRIPTION, WEIGHTS}:
         raise ModelError(
@@ -186,7 +186,7 @@ def _check_replaceable(target: Path) -> None:
             "since saving replaces the whole folder."
         )
     if names and not is_model(target):
-        raise ModelError(f"model cannot be saved over {target}, which is no readable Kedge model: choose another path.")
+        raise ModelError(f"model cannot be saved over {target}, which is not a Kedge model; choose another path.")
 
 
 def _rename_over(staging: Path, target: Path) -> None:

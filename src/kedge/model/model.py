@@ -163,7 +163,7 @@ class Model:
     def tune(self, batch_size: int = 1) -> str:
         """Has no effect any more; returns `engine`."""
         del batch_size
-        warnings.warn("Model.tune has no effect any more: leave it out.", DeprecationWarning, stacklevel=2)
+        warnings.warn("Model.tune no longer has an effect; leave it out.", DeprecationWarning, stacklevel=2)
         return self.engine
 
     def embed(self, images: ImageInput | Iterable[ImageInput], *, batch_size: int = 64) -> Tensor:
@@ -240,7 +240,7 @@ class Model:
                 weight, bias = (part.to(device, dtype) for part in self.classifier)
                 return F.linear(points, weight, bias)
             if self.anchors is None:
-                raise ConfigError("this model has neither anchors nor a classifier, so it cannot tell classes.")
+                raise ConfigError("This model has neither anchors nor a classifier, so it cannot classify.")
             # By differences: through matrix products two near anchors could change places.
             mode = "donot_use_mm_for_euclid_dist"
             return -torch.cdist(points, self.anchors.to(device, dtype), compute_mode=mode)
@@ -252,7 +252,7 @@ class Model:
     def predict(self, images: ImageInput | Iterable[ImageInput], *, batch_size: int = 64) -> Prediction:
         """The class of each image, as a name and as an index, and the scores of all classes."""
         if not self.classes:
-            raise ConfigError("this model knows no classes.")
+            raise ConfigError("This model has no classes.")
         scores = self.scores(self.embed(images, batch_size=batch_size))
         indices = scores.argmax(dim=1)
         return Prediction([self.classes[index] for index in indices.tolist()], indices, scores)
@@ -385,5 +385,5 @@ def _device(device: Any) -> torch.device:
     except (RuntimeError, TypeError) as error:
         raise ConfigError(f"device must be auto, cpu, cuda or cuda:N; found {device!r}.") from error
     if target.type == "cuda" and (target.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"device {device!r} is not on this machine: pass auto or cpu.")
+        raise ConfigError(f"device {device!r} is not available on this machine; pass auto or cpu.")
     return target

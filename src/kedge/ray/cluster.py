@@ -95,4 +95,4 @@ def _unwrap_errors() -> Iterator[None]:
         if not isinstance(error, RayError):
             raise
         last_line = (str(error).strip() or type(error).__name__).splitlines()[-1].strip()
-        raise GalleryError(f"A worker failed ({last_line}): what the gallery held before stays.") from error
+        raise GalleryError(f"A worker failed ({last_line}); the gallery is as it was.") from error

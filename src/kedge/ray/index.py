@@ -57,10 +57,10 @@ def index_with_ray(
     the same source, a run goes on behind what its workers had finished.
     """
     if gallery.model is None:
-        raise ConfigError(f"{gallery.location} was made without a model, so it takes no images: make a new gallery.")
+        raise ConfigError(f"{gallery.location} has no model, so images cannot be indexed; create a new gallery.")
     listing = list_source(source)
     if not len(listing):
-        raise DataError(f"{source} holds no images: give the folder that holds them.")
+        raise DataError(f"{source} holds no images; pass the folder that holds them.")
     report = progress or (lambda _: None)
     paths = [path for shard in listing.shards for path in shard.paths]
     with connect(address, workers) as cluster, gallery.writing() as table:

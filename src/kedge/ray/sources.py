@@ -93,7 +93,7 @@ def list_source(source: str | Path | Sequence[str | Path]) -> Listing:
     system, path = filesystem_of(name)
     kind = system.get_file_info(path).type
     if kind == FileType.NotFound:
-        raise DataError(f"{name} is not there: give a folder of images, or files that name or hold them.")
+        raise DataError(f"{name} does not exist; pass a folder of images, or files that name or hold them.")
     if kind == FileType.File and suffix in (".txt", ".lst"):
         lines = Path(name).read_text(encoding="utf-8", errors="surrogateescape").splitlines()
         return _list_images([line.strip() for line in lines if line.strip()])
@@ -112,7 +112,7 @@ def list_source(source: str | Path | Sequence[str | Path]) -> Listing:
     if is_local and is_folder:
         return listing
     raise DataError(
-        f"{name} is nothing that can be indexed: give a folder of images, a .txt file with their paths, "
+        f"{name} cannot be indexed; pass a folder of images, a .txt file with their paths, "
         "Parquet files or .tar shards."
     )
 
@@ -181,9 +181,9 @@ def _list_parquet(files: Sequence[str]) -> Listing:
             if column.name in _OWN_COLUMNS:
                 continue
             if column.name in COLUMNS:
-                raise ConfigError(f"{file} has a column {column.name!r}, which the gallery has itself: rename it.")
+                raise ConfigError(f"{file} has a column {column.name!r}, which galleries have themselves; rename it.")
             if (kind := listing.metadata.setdefault(column.name, column.type)) != column.type:
-                raise DataError(f"{file} has {column.name} as {column.type}, another file as {kind}: make them one.")
+                raise DataError(f"{file} has {column.name} as {column.type}, another file as {kind}; use one type.")
         remaining = iter(paths)
         for group, count in enumerate(groups):
             shards.append(ParquetShard(first, list(islice(remaining, count)), file, group, list(schema.names)))
@@ -203,10 +203,10 @@ def _read_footer(file: str) -> tuple[pa.Schema, list[int], list[str]]:
             if "path" in schema.names:
                 paths = opened.read(columns=["path"]).column("path").to_pylist()
     except pa.ArrowInvalid as error:
-        raise DataError(f"{file} is no Parquet file, or damaged.") from error
+        raise DataError(f"{file} is not a Parquet file, or is damaged.") from error
     has_images = "image" in schema.names
     if not has_images and "path" not in schema.names:
-        raise DataError(f"{file} has neither a column image nor path, found {', '.join(schema.names)}.")
+        raise DataError(f"{file} has no column image or path, found {', '.join(schema.names)}.")
     names = [
         f"{file}#{row}" if path is None else path if has_images else str(Path(path).absolute())
         for row, path in enumerate(paths)
@@ -242,7 +242,7 @@ def _read_samples(file: str) -> list[tuple[str, str | None, tuple[int, int]]]:
                     if member.isfile() and dot and stem:
                         members.setdefault(f"{folder}/{stem}", {}).setdefault(f".{suffix}".lower(), member)
         except tarfile.TarError as error:
-            raise DataError(f"{file} is no .tar shard, or damaged.") from error
+            raise DataError(f"{file} is not a .tar shard, or is damaged.") from error
         for by_suffix in members.values():
             labels = (
                 _parse_label(stream.read_at(by_suffix[suffix].size, by_suffix[suffix].offset_data), suffix)

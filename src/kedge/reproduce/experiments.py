@@ -323,5 +323,5 @@ EXPERIMENTS: dict[str, Experiment] = {
 def get_experiment(name: str) -> Experiment:
     """The experiment with this name."""
     if name not in EXPERIMENTS:
-        raise ConfigError(f"There is no experiment {name!r}: take one of {', '.join(EXPERIMENTS)}.")
+        raise ConfigError(f"Unknown experiment {name!r}; choose one of {', '.join(EXPERIMENTS)}.")
     return EXPERIMENTS[name]

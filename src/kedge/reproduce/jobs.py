@@ -100,9 +100,7 @@ class Job:
     @cached_property
     def key(self) -> str:
         """A hash of the configuration, wherever its data lie and whatever device it is trained on."""
-        content: dict[str, Any] = OmegaConf.to_container(self.config, resolve=False)  # type: ignore[assignment]
-        identity = {name: content[name] for name in ("encoder", "loss", "recipe", "split")}
-        identity |= {"keep_every": content["trainer"]["keep_every"], "dataset": self.dataset, "seed": self.seed}
+        identity = _settings(self._choices, os.environ.get(CONFIGS)) | {"dataset": self.dataset, "seed": self.seed}
         return hashlib.sha256(json.dumps([KEY_VERSION, identity], sort_keys=True).encode()).hexdigest()[:12]
 
     @property
@@ -244,7 +242,7 @@ def parse_data_files(arguments: Sequence[str]) -> dict[str, Path]:
             raise ConfigError(f"--data takes NAME=FILE.npz, found {argument!r}.")
         files[name] = Path(path).expanduser().resolve()
         if not files[name].exists():
-            raise ConfigError(f"--data {argument}: there is no {path}.")
+            raise ConfigError(f"--data {argument}: file {path} does not exist.")
     return files
 
 
@@ -283,7 +281,7 @@ def dataset_info(name: str, data_files: DataFiles) -> DatasetInfo:
         return _PAPER_DATASETS[name]
     dataset = load_dataset(name, data_files)
     if dataset is None:
-        raise DataError(f"The dataset {name} cannot be loaded, so that its size is unknown.")
+        raise DataError(f"The dataset {name} cannot be loaded, so its size is unknown; pass its images with --data.")
     train = dataset.train
     return DatasetInfo(len(train), len(dataset.classes), min(train.size), int(np.bincount(train.labels).max()))
 
@@ -298,6 +296,15 @@ def _composed(overrides: tuple[str, ...], folder: str | None) -> DictConfig:
     config = compose([*overrides, *_searchpath(folder)])
     OmegaConf.set_readonly(config, True)
     return config
+
+
+@cache
+def _settings(overrides: tuple[str, ...], folder: str | None) -> dict[str, Any]:
+    """What runs that differ in more than dataset and seed differ in."""
+    content: dict[str, Any] = OmegaConf.to_container(_composed(overrides, folder), resolve=False)  # type: ignore
+    return {name: content[name] for name in ("encoder", "loss", "recipe", "split")} | {
+        "keep_every": content["trainer"]["keep_every"]
+    }
 
 
 @cache

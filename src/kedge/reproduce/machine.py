@@ -15,15 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
-from kedge.config.compose import build, compose
+from kedge.config.compose import build
+from kedge.encoders import build_encoder
 from kedge.model.io import kedge_version
 from kedge.reproduce.jobs import DataFiles, Job, ResultLine, dataset_info
 
 __all__ = ["Estimates", "describe"]
 
-_BATCH = {"cpu": 8, "cuda": 256}
+_BATCH = {"cpu": 1, "cuda": 64}
 """Images in the step that is timed: enough to keep the device busy."""
+_SIDE = 224
 
 
 def describe() -> dict[str, Any]:
@@ -42,12 +46,13 @@ def describe() -> dict[str, Any]:
 
 
 class Estimates:
-    """Seconds of training: the mean of finished runs like it on this machine or, without any, from one step."""
+    """Seconds of training: the mean of finished runs like it on this machine or, without any, from its FLOPs."""
 
     def __init__(self, lines: Iterable[ResultLine], data_files: DataFiles) -> None:
         self.data_files = data_files
         here = _hardware(describe())
         self._seconds: defaultdict[Job, list[float]] = defaultdict(list)
+        self._flops: dict[tuple[Any, ...], int] = {}
         for line in lines:
             if line.measure == "scores" and _hardware(line.machine) == here:
                 self._seconds[_kind(line.job)].append(line.seconds)
@@ -61,8 +66,13 @@ class Estimates:
         images = min(dataset.images, shots * dataset.classes) if shots else dataset.images
         passes = 2 - sam.start if sam.radius else 1
         side = config.recipe.size or dataset.side
-        per_image = _seconds_per_image(job.encoder, side, config.encoder.get("stem"), config.encoder.get("dim"))
-        return per_image * images * config.recipe.epochs * passes, "one step"
+        shape = (job.encoder, side, config.encoder.get("stem"), config.encoder.get("dim"))
+        if shape not in self._flops:
+            with torch.device("meta"):  # nothing is computed
+                network = build(config.encoder, weights=None, head="linear", image_size=side)
+                self._flops[shape] = _flops(network, torch.empty(1, 3, side, side))
+        flops = self._flops[shape] * images * config.recipe.epochs * passes
+        return flops * _seconds_per_flop(), "FLOPs"
 
 
 def _commit() -> str | None:
@@ -94,16 +104,23 @@ def _kind(job: Job) -> Job:
     return Job(job.dataset, job.encoder, "", job.recipe, 0, job.changes, job.settings)
 
 
+def _flops(network: nn.Module, images: torch.Tensor) -> int:
+    """FLOPs of a step: backward takes twice as many as forward."""
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        network.eval()(images)
+    return 3 * int(counter.get_total_flops())
+
+
 @cache
-def _seconds_per_image(encoder: str, side: int, stem: str | None, dim: int | None) -> float:
-    """The best of three steps, forward and backward."""
-    overrides = [f"encoder={encoder}", "encoder.weights=null"]
-    overrides += [f"encoder.{name}={value}" for name, value in (("stem", stem), ("dim", dim)) if value]
+def _seconds_per_flop() -> float:
+    """The better of two steps (forward and backward) of a ResNet-50 on this machine."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    network = build(compose(overrides).encoder, head="linear", image_size=side).to(device).train()
-    images = torch.rand(_BATCH[device.type], 3, side, side, device=device)
+    network = build_encoder("resnet50", image_size=_SIDE).to(device)
+    images = torch.rand(_BATCH[device.type], 3, _SIDE, _SIDE, device=device)
+    flops = _flops(network, images)
+    network.train()
     times = []
-    for _ in range(3):
+    for _ in range(2):
         started = time.perf_counter()
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             total = network(images).square().sum()
@@ -111,4 +128,4 @@ def _seconds_per_image(encoder: str, side: int, stem: str | None, dim: int | Non
         if device.type == "cuda":
             torch.cuda.synchronize()
         times.append(time.perf_counter() - started)
-    return min(times) / len(images)
+    return min(times) / flops

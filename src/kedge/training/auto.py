@@ -18,7 +18,7 @@ from kedge.encoders.pretrained import default_encoder_note
 from kedge.encoders.transformers import HF
 from kedge.errors import ConfigError, DataError, WeightsError
 from kedge.model import Model
-from kedge.training.run import start_run
+from kedge.training.run import check_new_folder, start_run
 
 __all__ = ["overrides_for", "train"]
 
@@ -39,6 +39,8 @@ def train(source: Any = None, *, overrides: Sequence[str] = (), folder: str | Pa
         overrides: Hydra overrides of the configuration, such as `["recipe.epochs=20", "loss=cross_entropy"]`.
         folder: where the run is kept; by default a new folder below `runs/`.
     """
+    if folder is not None:
+        check_new_folder(Path(folder))
     config = compose(overrides if source is None else overrides_for(source, overrides))
     if folder is None:
         choices = config.hydra.runtime.choices
@@ -88,7 +90,10 @@ def _dataset_overrides(source: Any, overrides: Sequence[str]) -> list[str]:
 def _choose(dataset: Sequence[str], overrides: Sequence[str]) -> dict[str, str]:
     """Recipe and encoder: a frozen encoder where there are weights for it, or one trained from scratch."""
     named = _by_key(overrides)
-    if named.keys() & {"recipe", "experiment"} or any(override.startswith("-") for override in overrides):
+    if any(override.startswith("-") for override in overrides):
+        return {}
+    config = compose([*dataset, *overrides])  # a mistake is reported before anything is fetched
+    if named.keys() & {"recipe", "experiment"}:
         return {}
     weights = named.get("encoder.weights")
     chosen = {"recipe": "head"}
@@ -96,7 +101,8 @@ def _choose(dataset: Sequence[str], overrides: Sequence[str]) -> dict[str, str]:
         name = DEFAULT_ENCODER
         chosen |= {"encoder": "timm", "encoder.name": name}
     else:
-        name = str(compose([*dataset, *overrides]).encoder.name)
+        name = str(config.encoder.name)
+    missing: WeightsError | None = None
     if weights is None:
         try:
             fetch_weights(name)
@@ -106,8 +112,7 @@ def _choose(dataset: Sequence[str], overrides: Sequence[str]) -> dict[str, str]:
         except WeightsError as error:
             if name.startswith(HF):  # without its folder not even the architecture is known
                 raise
-            stderr().print(f"{error} Training from scratch.")
-            weights = "null"
+            missing, weights = error, "null"
     if weights != "null":
         # Images as the weights were trained with, where they say so.
         preprocessing = pretrained_preprocessing(name, weights)
@@ -121,7 +126,11 @@ def _choose(dataset: Sequence[str], overrides: Sequence[str]) -> dict[str, str]:
         chosen = {} if torch.cuda.is_available() else {"encoder": "resnet10", "dataset.size": "128"}
         chosen |= {"encoder.weights": "null", "recipe": "kedge"}
         chosen |= {"recipe.batch_size": "64", "recipe.optimizer.lr": "0.1"}
-    return {key: value for key, value in chosen.items() if key not in named}
+    chosen = {key: value for key, value in chosen.items() if key not in named}
+    if missing is not None:
+        used = compose([*dataset, *_joined(chosen), *overrides]).encoder.name
+        stderr().print(f"Training {used} from scratch, since no pretrained weights are available.\n{missing}")
+    return chosen
 
 
 def _by_key(overrides: Sequence[str]) -> dict[str, str]:

@@ -108,7 +108,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         state["precision"] = state.get("MixedPrecision")
     missing = [name for name in _STATE if name not in state]
     if missing:
-        raise TrainingError(f"{path} cannot be resumed: it has no {', '.join(missing)}. Train anew.")
+        raise TrainingError(f"{path} cannot be resumed, since it has no {', '.join(missing)}; train again.")
     return state
 
 
@@ -123,8 +123,8 @@ def resume_hint(folder: Path, words: str) -> str:
 
 def interrupted(folder: Path, epochs_saved: int, epochs: int) -> Interrupted:
     """The error of a run that was stopped."""
-    hint = resume_hint(folder, f"Stopped after {epochs_saved} of {epochs} epochs. Go on with:").strip()
-    return Interrupted(hint or "Stopped before the first epoch ended: there is nothing to resume.")
+    hint = resume_hint(folder, f"Stopped after {epochs_saved} of {epochs} epochs. Continue with:").strip()
+    return Interrupted(hint or "Stopped before the first epoch ended; there is nothing to resume.")
 
 
 @contextmanager
@@ -154,7 +154,7 @@ def wrap_os_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        hint = resume_hint(folder, "The last checkpoint is intact: then")
+        hint = resume_hint(folder, "The last checkpoint is intact; continue with:")
         if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-            raise TrainingError(f"The disk is full: make room for {folder}.{hint}") from error
+            raise TrainingError(f"The disk is full; free some space for {folder}.{hint}") from error
         raise TrainingError(f"{error.filename or folder}: {error.strerror or error}.{hint}") from error

@@ -124,7 +124,7 @@ class Trainer:
 
     def __post_init__(self) -> None:
         if self.compile == "graph":
-            message = "trainer.compile=graph is now called reduce-overhead; the old name goes with the next release."
+            message = "trainer.compile=graph is now called reduce-overhead; the next release drops the old name."
             warnings.warn(message, DeprecationWarning, stacklevel=2)
             object.__setattr__(self, "compile", "reduce-overhead")
 
@@ -183,9 +183,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.trainer.precision == "16-mixed" and self.recipe.sam.radius:
-            raise ConfigError("recipe.sam needs gradients of the full range: use trainer.precision=bf16-mixed.")
+            raise ConfigError("recipe.sam does not work with 16-mixed; use trainer.precision=bf16-mixed.")
         if self.trainer.accumulate > 1 and self.recipe.sam.radius:
-            raise ConfigError("recipe.sam needs the whole batch at once: use trainer.accumulate=1.")
+            raise ConfigError("recipe.sam needs the whole batch at once; use trainer.accumulate=1.")
         every = self.validate_every
         if self.recipe.epochs % every:
             raise ConfigError(
@@ -225,7 +225,7 @@ def _checked(kind: type[T], node: Any, name: str) -> T:
     types = get_type_hints(kind, include_extras=True)
     inside = f"{name}." if name else ""
     for unknown in values.keys() - types.keys():
-        raise ConfigError(f"There is no {inside}{unknown}; {name} has {', '.join(types)}.")
+        raise ConfigError(f"Unknown setting {inside + unknown!r}; {name} has {', '.join(types)}.")
     return kind(**{key: _typed(types[key], value, f"{inside}{key}") for key, value in values.items()})
 
 

@@ -21,6 +21,7 @@ from kedge.model import Calibration, Model
 from kedge.model.calibration import NEIGHBOURS, SHARES, familiarity
 from kedge.model.features import split_features
 from kedge.training.data import DeviceDataset
+from kedge.training.quality import chance_level, frozen_summary
 
 __all__ = ["Gain", "calibrate", "frozen_features", "measure_gain"]
 
@@ -61,16 +62,11 @@ class Gain:
     """mAP, and 1-NN: the share of queries whose first hit is right."""
     features: dict[str, float]
 
+    chance: float
+    """The share of right hits where they are drawn at random."""
+
     def __str__(self) -> str:
-        own, raw = (
-            {name: f"{score:.3f}".removeprefix("0") for name, score in scores.items()}
-            for scores in (self.embeddings, self.features)
-        )
-        text = f"On {self.queries:,} held-out images: mAP {own['mAP']} (raw features {raw['mAP']}), "
-        text += f"first hit right {own['1-NN']} ({raw['1-NN']})."
-        if self.embeddings["mAP"] < self.features["mAP"]:
-            text += " Training lost: search by the raw features (rank=looks), or check the labels and add images."
-        return text
+        return frozen_summary(self.queries, self.chance, self.embeddings, self.features)
 
     def save(self, path: Path) -> None:
         """Write it as JSON, all or nothing."""
@@ -89,7 +85,8 @@ def measure_gain(model: Model, train: DeviceDataset, held_out: DeviceDataset) ->
 
     embeddings = scores(model.embed_features(queries), model.embed_features(train.values))
     features = scores(normalize(queries, dim=1), normalize(train.values, dim=1))
-    return Gain(count, len(train), embeddings, features)
+    chance = chance_level(labels.cpu().numpy(), train.labels.cpu().numpy())
+    return Gain(count, len(train), embeddings, features, chance)
 
 
 def calibrate(model: Model, train: DeviceDataset, held_out: DeviceDataset) -> Calibration | None:

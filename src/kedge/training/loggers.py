@@ -16,7 +16,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from kedge.config.compose import CONFIG
 from kedge.deps import missing_extra
@@ -55,9 +55,9 @@ class History:
 
 
 class TrainingProgress:
-    """One bar for the whole run with the loss's components, the metrics of held-out images and the time left.
+    """One bar for the whole run with the metrics of held-out images, the loss and the time left.
 
-    Where the output is no terminal, a line per epoch instead.
+    Where the output is no terminal, a line per epoch with the loss's components too.
     """
 
     REFRESH_SECONDS = 0.5
@@ -66,9 +66,8 @@ class TrainingProgress:
     def __init__(self, console: Console, *, epochs: int, total_steps: int) -> None:
         self.console, self.epochs = console, epochs
         self.has_bar = console.is_terminal and not console.quiet
-        left = TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[numbers]}")
-        columns = TextColumn("[bold]{task.description}"), BarColumn(bar_width=24), TimeElapsedColumn(), *left
-        self._bar = Progress(*columns, console=console)
+        columns = TextColumn("[bold]{task.description}"), BarColumn(bar_width=16), TextColumn("{task.fields[numbers]}")
+        self._bar = Progress(*columns, TimeRemainingColumn(), TextColumn("left"), console=console)
         self._task = self._bar.add_task("training", total=total_steps, numbers="")
         self._last_read = 0.0
         self._metrics = ""
@@ -93,11 +92,13 @@ class TrainingProgress:
     def on_epoch_end(self, epoch: int, step: int, losses: dict[str, float], metrics: dict[str, float]) -> None:
         """Show the epoch's numbers; `metrics` are those of held-out images, if the epoch was validated."""
         if metrics or not self.has_bar:
-            self._metrics = "".join(f"  {name} {value:.3f}" for name, value in metrics.items())
+            names = {name: name.removeprefix("val/") if self.has_bar else name for name in metrics}
+            self._metrics = "".join(f"  {names[name]} {value:.3f}" for name, value in metrics.items())
         self._show(epoch, step, losses)
 
     def _show(self, epoch: int, step: int, losses: dict[str, float]) -> None:
-        numbers = "  ".join(f"{name} {value:.3g}" for name, value in losses.items()) + self._metrics
+        shown = {name: value for name, value in losses.items() if name == "loss" or not self.has_bar}
+        numbers = "  ".join(f"{name} {value:.3g}" for name, value in shown.items()) + self._metrics
         description = f"epoch {epoch + 1}/{self.epochs}"
         if self.has_bar:
             self._bar.update(self._task, completed=step, description=description, numbers=numbers)

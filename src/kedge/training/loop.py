@@ -288,9 +288,9 @@ class TrainingLoop:
         self._warned_idle = share < min(_MAX_IDLE, _IDLE * epoch / epochs)
         if self._warned_idle and is_rank_zero():
             warnings.warn(
-                f"After {epoch} of {epochs} epochs the embeddings still sit at the mean of the anchors (their spread "
-                f"is {share:.1%} of the anchors'): the encoder is hardly learning. Train for longer, lower "
-                f"recipe.optimizer.lr (now {self.recipe.optimizer.lr:g}), use loss.discriminate=64, or check that the "
-                "labels fit the images.",
+                f"After {epoch} of {epochs} epochs the embeddings are still at the mean of the anchors (their spread "
+                f"is {share:.1%} of the anchors'), so the encoder hardly learns. Train for longer, lower "
+                f"recipe.optimizer.lr (now {self.recipe.optimizer.lr:g}), use loss.discriminate=64, or check the "
+                "labels.",
                 stacklevel=2,
             )

@@ -29,6 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from kedge import errors
 from kedge.config.compose import load_config
+from kedge.console import plain_warnings
 from kedge.distributed import all_reduce_mean_, global_rank, is_torchrun, record_failure, world_size
 from kedge.errors import ConfigError, KedgeError, TrainingError
 from kedge.training.checkpoint import LAST, Interrupted, interrupted, load_checkpoint, resume_hint
@@ -97,7 +98,7 @@ def layout_of(settings: Settings, *, resumed: bool = False) -> Layout:
     """The layout that the settings ask for or, under torchrun, the one that it has started."""
     trainer, batch_size = settings.trainer, settings.recipe.batch_size
     if world_size() > 1 and not is_torchrun():
-        raise ConfigError(f"{world_size()} processes of another kind are at work: start them with torchrun.")
+        raise ConfigError(f"{world_size()} processes were not started by torchrun; start them with it.")
     device = device_of(trainer.accelerator)
     available = torch.cuda.device_count() if device.type == "cuda" else 1
     devices = available if isinstance(trainer.devices, str) else trainer.devices
@@ -105,10 +106,12 @@ def layout_of(settings: Settings, *, resumed: bool = False) -> Layout:
     if is_torchrun():
         started = int(os.environ["LOCAL_WORLD_SIZE"])
         if not resumed and trainer.devices not in ("auto", 1, started):
-            raise ConfigError(f"torchrun started {started} processes on this machine, but trainer.devices={devices}.")
+            raise ConfigError(
+                f"torchrun started {started} processes here, but trainer.devices={devices}; leave that out."
+            )
         devices, nodes = started, int(os.environ["WORLD_SIZE"]) // started
     if device.type == "cuda" and devices > available:
-        raise ConfigError(f"trainer.devices={devices}, but this machine has {available} GPUs.")
+        raise ConfigError(f"trainer.devices={devices}, but this machine has {available} GPUs; use at most that many.")
     layout = Layout(devices, nodes, trainer.accumulate, global_rank())
     if batch_size % layout.parts or (layout.parts > 1 and batch_size < 2 * layout.parts):
         raise ConfigError(
@@ -121,7 +124,7 @@ def layout_of(settings: Settings, *, resumed: bool = False) -> Layout:
 def device_of(accelerator: str) -> torch.device:
     """The kind of device to train on."""
     if accelerator == "gpu" and not torch.cuda.is_available():
-        raise ConfigError("trainer.accelerator=gpu, but no CUDA GPU is there: use auto or cpu.")
+        raise ConfigError("trainer.accelerator=gpu, but no CUDA GPU was found; use auto or cpu.")
     return torch.device("cuda" if accelerator != "cpu" and torch.cuda.is_available() else "cpu")
 
 
@@ -212,7 +215,7 @@ def _launch_config(layout: Layout, log_folder: str) -> LaunchConfig:
         missing = [name for name in _RENDEZVOUS if name not in os.environ]
         if missing:
             raise ConfigError(
-                f"trainer.num_nodes={layout.nodes} needs {', '.join(missing)} in the environment of every machine: "
+                f"trainer.num_nodes={layout.nodes} needs {', '.join(missing)} in the environment of every machine; "
                 "set them, or start with torchrun."
             )
         address, port, node_rank = (os.environ[name] for name in _RENDEZVOUS)
@@ -241,7 +244,7 @@ def _reason(failures: Mapping[int, ProcessFailure], folder: Path) -> KedgeError:
         if isinstance(kind, type) and issubclass(kind, KedgeError):
             return kind(sentence)
     first = min(ordered, key=lambda failure: (failure.exitcode >= 0, _AFTERMATH.get(-failure.exitcode, 0)))
-    resume = resume_hint(folder, "Go on with:")
+    resume = resume_hint(folder, "Continue with:")
     if first.exitcode < 0:
         name = signal.Signals(-first.exitcode).name
         return TrainingError(f"Process {first.local_rank} was killed ({name}), and the others with it.{resume}")
@@ -277,6 +280,7 @@ def run_worker(job_path: str) -> None:
     """One process of a run, as the launcher starts it."""
     job_folder = Path(job_path)
     job = json.loads((job_folder / _JOB).read_text())
+    plain_warnings()
     sys.path[:] = job["path"]  # a loss of the user's is found where the user's program found it
     threading.Thread(target=_end_with_parent, args=(job["pid"],), daemon=True).start()
     try:

@@ -36,9 +36,10 @@ from kedge.training.frozen import calibrate, frozen_features, measure_gain
 from kedge.training.loggers import check_loggers, open_loggers
 from kedge.training.loop import TrainingLoop
 from kedge.training.parallel import SINGLE_PROCESS, Accelerator, Layout, device_of, launch, layout_of, precision_on
+from kedge.training.quality import chance_level, summary
 from kedge.training.step import Step, compile_step
 
-__all__ = ["kept_epochs", "resume_run", "run_here", "start_run"]
+__all__ = ["check_new_folder", "kept_epochs", "resume_run", "run_here", "start_run"]
 
 _RESUME_KEYS = ("trainer.devices", "trainer.num_nodes", "trainer.accumulate")
 """What may differ in a resumed run: the hardware, which leaves the outcome as it is."""
@@ -59,7 +60,7 @@ def resume_run(folder: Path, overrides: Sequence[str] = (), *, trust: bool = Fal
     for override in overrides:
         if override.partition("=")[0] not in _RESUME_KEYS:
             allowed = ", ".join(_RESUME_KEYS)
-            raise ConfigError(f"--resume takes the run's own settings, but for {allowed}: leave out {override}.")
+            raise ConfigError(f"--resume keeps the run's own settings except {allowed}; leave out {override}.")
     config = load_config(folder / CONFIG, trust=trust)
     return _run(OmegaConf.merge(config, OmegaConf.from_dotlist(list(overrides))), folder, resume=True)
 
@@ -114,7 +115,19 @@ def run_here(config: DictConfig, folder: Path, layout: Layout, *, resume: bool) 
 
 def _check_folder(folder: Path, resume: bool) -> None:
     if not resume and broadcast_object((folder / CONFIG).exists()):
-        raise ConfigError(f"{folder} already holds a run: resume it with kedge train --resume {folder}.")
+        raise _holds_a_run(folder)
+
+
+def check_new_folder(folder: Path) -> None:
+    """Refuse a folder that holds a run, before anything is fetched or decoded."""
+    if is_rank_zero() and (folder / CONFIG).exists():  # the others may look when rank 0 has begun to write
+        raise _holds_a_run(folder)
+
+
+def _holds_a_run(folder: Path) -> ConfigError:
+    return ConfigError(
+        f"{folder} already holds a run; resume it with kedge train --resume {folder}, or choose another folder."
+    )
 
 
 class _Run:
@@ -147,7 +160,7 @@ class _Run:
         if resume:
             started = json.loads((folder / DATASET).read_text())
             if not self.whole_dataset.matches(started["fingerprint"]):
-                raise DataError(f"{started['name']} has changed since {folder} was started: train anew.")
+                raise DataError(f"{started['name']} has changed since {folder} was started; train again.")
 
     def train(self, *, resume: bool = False) -> Model:
         """Fit, then save the best epoch as a model."""
@@ -156,7 +169,7 @@ class _Run:
         data = self._data()
         step = self.make_step()
         if not any(parameter.requires_grad for parameter in step.parameters()):
-            raise ConfigError("Nothing is left to train: with a frozen encoder this loss needs encoder.head=linear.")
+            raise ConfigError("Nothing is left to train; with a frozen encoder this loss needs encoder.head=linear.")
         accelerator = Accelerator(self.settings, self.layout, self.device)
         if self.settings.trainer.sync_batchnorm and self.layout.processes > 1 and self.device.type == "cuda":
             nn.SyncBatchNorm.convert_sync_batchnorm(step)  # type: ignore[no-untyped-call]
@@ -183,6 +196,9 @@ class _Run:
                     gain = measure_gain(model, train, held_out)
                     gain.save(self.folder / "gain.json")
                     stderr().print(str(gain))
+                elif self.held_out is not None:
+                    chance = chance_level(self.held_out.labels, self.images.labels)
+                    stderr().print(summary(loop.history.rows, len(self.held_out), chance))
                 model.save(self.folder / "model")
                 if self.layout.processes == 1:
                     return model
@@ -231,10 +247,10 @@ class _Run:
         # The encoder's dimension is needed to build it.
         loss: RetrievalLoss = build_loss(self.config.loss, num_classes=len(self.dataset.classes), dim=self.encoder.dim)
         if (head := self.encoder.head_kind) not in loss.heads:
-            raise ConfigError(f"encoder.head={head} does not suit the loss {loss.name}: use {' or '.join(loss.heads)}.")
+            raise ConfigError(f"encoder.head={head} does not suit the loss {loss.name}; use {' or '.join(loss.heads)}.")
         if self.layout.accumulate > 1 and loss.uses_other_samples:
             raise ConfigError(
-                f"The loss {loss.name} compares the images of a batch and would miss pairs of them: "
+                f"The loss {loss.name} compares the images of a batch and would miss pairs of them; "
                 "use trainer.accumulate=1."
             )
         return loss
@@ -246,12 +262,12 @@ class _Run:
             path = self.folder / "skipped.txt"
             lines = "".join(f"{name}: {reason}\n" for name, reason in skipped)
             path.write_text(lines, encoding="utf-8", errors="backslashreplace")
-            console.print(f"{len(skipped)} file{'s' * (len(skipped) > 1)} skipped; which and why: {path}")
+            console.print(f"{len(skipped)} file{'s' * (len(skipped) > 1)} skipped; see {path}")
         if self.recipe.freeze and self.config.encoder.weights is None:
-            console.print("The frozen encoder has random weights: name some with encoder.weights=…")
+            console.print("The frozen encoder has random weights; choose some with encoder.weights=default.")
         tensorboard = self.settings.logger.tensorboard
         if tensorboard is not None and not tensorboard.needed and find_spec("tensorboard") is None:
-            console.print("No TensorBoard log: pip install 'kedge[tensorboard]' for one.")
+            console.print("No TensorBoard log; install it with pip install 'kedge[tensorboard]'.")
         held_out = f", {len(self.held_out)} held out" if self.held_out is not None else ""
         kind = "images through a frozen encoder" if self.recipe.freeze else "images"
         hardware = ("" if self.layout.processes == 1 else f"{self.layout.processes} × ") + self.device.type
@@ -276,7 +292,7 @@ class _Run:
             fits, why = mode == "device", f"trainer.data={mode}"
             if mode == "auto":
                 fits, why = fits_on(self.device, list(splits.values()))
-            place = "live on the device" if fits else "are prefetched from the host"
+            place = "are on the GPU" if fits else "are prefetched from the host"
             stderr().print(f"The training images {place} ({why}).")
             if fits:
                 splits = {name: DeviceDataset.copy_of(split, self.device) for name, split in splits.items()}
@@ -317,10 +333,10 @@ class _Run:
         step.to(self.device)
         inputs, labels = accelerator.to_device(data.train.__getitems__(range(data.batch_size)))
         draws = step.draw(inputs, torch.Generator(self.device))
-        stderr().print("Compiling the step …")
+        stderr().print("Compiling the training step …")
         seconds = compile_step(step, (inputs, labels, draws), mode, accelerator.autocast())
         if seconds is not None:
-            stderr().print(f"The step was compiled in {seconds:.0f} s.")
+            stderr().print(f"Compiled the training step in {seconds:.0f} s.")
 
     def make_step(self) -> Step:
         """Network (or only its head) and loss."""

@@ -264,7 +264,7 @@ def compile_step(
             step._compiled = None
             if is_rank_zero():
                 reason = (str(error).splitlines() or [type(error).__name__])[0]
-                warnings.warn(f"The step could not be compiled and trains eagerly, more slowly: {reason}", stacklevel=2)
+                warnings.warn(f"The training step could not be compiled, so training is slower: {reason}", stacklevel=2)
     step.zero_grad(set_to_none=True)
     step.load_state_dict(before)
     return None if step._compiled is None else time.monotonic() - started
