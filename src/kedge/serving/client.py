@@ -33,6 +33,10 @@ class Client:
         self.timeout = timeout
         self._key = key
 
+    def __repr__(self) -> str:
+        access = "without a key" if self._key is None else "with a key"
+        return f"Client({self.url.removesuffix('/api/v1')!r}, {access}, timeout={self.timeout:g})"
+
     def info(self) -> dict[str, Any]:
         """The facts of the gallery."""
         return dict(self._json("GET", "/info"))
