@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 import kedge
+from kedge.datasets import folder
 from kedge.encoders import build_encoder
 from kedge.errors import ConfigError, DataError
 from kedge.evaluation import evaluate_gallery
@@ -75,15 +76,15 @@ def model() -> Model:
     return Model(encoder, anchors=torch.eye(3, 4), classes=list(COLOURS), preprocessing=Preprocessing(size=32))
 
 
-def draw(folder: Path, count: int, seed: int) -> Path:
+def draw(place: Path, count: int, seed: int) -> Path:
     """Noisy images of three colours, in class folders."""
     rng = np.random.default_rng(seed)
     for name, colour in COLOURS.items():
-        (folder / name).mkdir(parents=True, exist_ok=True)
+        (place / name).mkdir(parents=True, exist_ok=True)
         for number in range(count):
             pixels = np.clip(np.array(colour) + rng.normal(0, 60, (40, 40, 3)), 0, 255).astype(np.uint8)
-            Image.fromarray(pixels).save(folder / name / f"{number}.png")
-    return folder
+            Image.fromarray(pixels).save(place / name / f"{number}.png")
+    return place
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +136,27 @@ def test_a_folder_against_a_gallery(filled: Gallery, photos: Path, tmp_path: Pat
     assert "classes" not in content
 
 
+def test_a_folder_against_the_training_images(photos: Path, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    names = sorted(COLOURS)
+    encoder = build_encoder("resnet10", dim=4, stem="imagenet").eval()
+    model = Model(encoder, anchors=torch.eye(3, 4), classes=names, preprocessing=Preprocessing(size=32))
+    dataset = folder(photos, size=32, test_fraction=0.25)
+    again = kedge.evaluate(model, dataset, against=photos)
+    assert (again.queries, again.meta["in_gallery"], len(dataset.train)) == (24, 18, 18)
+    assert again.knn1 >= 18 / 24, "a training image finds itself"
+    queries = draw(tmp_path / "queries", 2, seed=3)
+    (queries / "red").rename(queries / "pink")
+    report = kedge.evaluate(model, dataset, against=queries)
+    assert (report.queries, report.meta["in_gallery"], len(report.meta["skipped"])) == (4, 0, 2)
+    vectors = model.embed(sorted(queries.glob("[bg]*/*.png"))), model.embed(dataset.train.paths)
+    nearest = torch.cdist(*vectors).argmin(dim=1)
+    expected = np.mean([dataset.train.labels[row] == label for row, label in zip(nearest, (0, 0, 1, 1), strict=True)])
+    assert report.knn1 == pytest.approx(expected)
+    assert report.classes is not None
+    assert report.classes.table.loc["red", "queries"] == 0
+
+
 def test_what_cannot_be_evaluated_says_why(filled: Gallery, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="no class folders"):
@@ -152,7 +174,7 @@ def test_what_cannot_be_evaluated_says_why(filled: Gallery, tmp_path: Path) -> N
     bare.add_embeddings(np.eye(3, dtype=np.float32), ["a", "b", "c"])
     with pytest.raises(DataError, match="No other item"):
         kedge.evaluate(bare)
-    with pytest.raises(ConfigError, match="without a model"):
+    with pytest.raises(ConfigError, match="has no model"):
         kedge.evaluate(bare, against=tmp_path / "other")
     with pytest.raises(ConfigError, match="or a Gallery alone"):
         kedge.evaluate(bare, "dataset")  # type: ignore[call-overload]

@@ -31,7 +31,7 @@ def evaluate(
         typer.Option(help="Use the images of this folder, one folder for each class, as queries."),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Use only so many queries, spread evenly; by default all.")
+        int | None, typer.Option(min=1, help="Use only this many queries, spread evenly; by default all.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Where metrics.json goes; by default into the folder of the run or gallery.")

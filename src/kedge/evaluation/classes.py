@@ -78,7 +78,8 @@ class ClassScores:
             with atomic_write(files[-1]) as stream:
                 self.plot().savefig(stream, format="png")
         except OSError as error:
-            raise DataError(f"The scores of the classes cannot be saved in {folder}: {error.strerror}.") from error
+            reason = f"{error.strerror}; choose another place."
+            raise DataError(f"The scores of the classes cannot be saved in {folder}: {reason}") from error
         return files
 
     def __rich__(self) -> RenderableType:

@@ -83,7 +83,7 @@ def evaluate_gallery(gallery: Gallery, against: str | Path | None = None, *, lim
         ids = sorted(id for id, label in labels.items() if label is not None)
         queries = _items(gallery, {ids[row]: str(labels[ids[row]]) for row in spread(len(ids), limit)})
     elif gallery.model is None:
-        raise ConfigError(f"{gallery.location} was made without a model: evaluate it without other images.")
+        raise ConfigError(f"{gallery.location} has no model for other images: evaluate it with its own items.")
     else:
         read = FolderQueries.read(gallery.model, against, set(counts), limit=limit)
         skipped, embeddings = read.skipped, read.embeddings.cpu().numpy()

@@ -48,7 +48,10 @@ class FolderQueries:
         labels = [spelled.get(normalize("NFC", name)) for name in classes]
         if not any(labels):
             names = ", ".join(classes[:3]) + (", …" if len(classes) > 3 else "")
-            raise DataError(f"None of the classes in {folder} ({names}) is among the {len(known):,} to search.")
+            raise DataError(
+                f"None of the classes in {folder} ({names}) is among the {len(known):,} to search: "
+                "name the folders as the classes are named."
+            )
         labelled = [(str(file), labels[number]) for file, number in zip(files, numbers, strict=True)]
         reason = "is of a class that is not among those to search."
         skipped = [(file, reason) for file, label in labelled if label is None]

@@ -66,7 +66,7 @@ class BaseReport:
             with atomic_write(path) as stream:
                 stream.write(text.encode())
         except OSError as error:
-            raise DataError(f"The report cannot be saved as {path}: {error.strerror}.") from error
+            raise DataError(f"The report cannot be saved as {path}: {error.strerror}; choose another place.") from error
 
     def _score_table(self, title: str, *caption: str) -> Table:
         rows = {method: scores for method in self.methods if (scores := self.scores(method))}
@@ -110,12 +110,12 @@ class Report(BaseReport):
         if isinstance(content, dict):
             content = {"brute_force_cosine": {}, "unseen": {}, **content}
         if not isinstance(content, dict) or content.keys() != names:
-            raise DataError(f"A report has the keys {', '.join(sorted(names))}; this content has others.")
+            raise DataError(f"This is not a report of kedge evaluate, whose keys are {', '.join(sorted(names))}.")
         for method in METHODS:
             scores = content[method]
             unmeasured = method == "brute_force_cosine" and scores == {}
             if not unmeasured and (not isinstance(scores, dict) or scores.keys() != set(METRICS)):
-                raise DataError(f"{method} of a report needs the scores {', '.join(METRICS)}.")
+                raise DataError(f"{method} of a report must have the scores {', '.join(METRICS)}.")
         return cls(**content)
 
     @classmethod

@@ -265,7 +265,7 @@ class Model:
                 weight, bias = (part.to(device, dtype) for part in self.classifier)
                 return F.linear(points, weight, bias)
             if self.anchors is None:
-                raise ConfigError("this model has neither anchors nor a classifier, so it cannot tell classes.")
+                raise ConfigError("This model has neither anchors nor a classifier, so it cannot predict classes.")
             # By differences: through matrix products two near anchors could change places.
             mode = "donot_use_mm_for_euclid_dist"
             return -torch.cdist(points, self.anchors.to(device, dtype), compute_mode=mode)
@@ -300,7 +300,7 @@ class Model:
     def predict(self, images: ImageInput | Iterable[ImageInput], *, batch_size: int = 64) -> Prediction:
         """The class of each image, as a name and as an index, the scores of all classes, and the confidences."""
         if not self.classes:
-            raise ConfigError("This model knows no classes: train one on class folders, or search a gallery instead.")
+            raise ConfigError("This model has no classes: train one on class folders, or search a gallery instead.")
         vectors = self.vectors(images, batch_size=batch_size)
         scores = self.scores(vectors.embeddings)
         indices = scores.argmax(dim=1)

@@ -95,7 +95,7 @@ class Client:
         try:
             return json.loads(self._bytes(method, path, query, content))
         except ValueError as error:
-            raise ServiceError(f"{self.url} does not answer as a server of Kedge does.") from error
+            raise ServiceError(f"{self.url} does not answer like a Kedge server: check the address.") from error
 
     def _bytes(self, method: str, path: str, query: Mapping[str, Any] = {}, content: bytes | None = None) -> bytes:
         headers = {} if content is None else {"Content-Type": "application/octet-stream"}
