@@ -10,7 +10,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 import kedge.datasets
@@ -96,7 +98,12 @@ def test_train_then_evaluate(tiny: list[str], tmp_path: Path, capsys: pytest.Cap
     assert "epoch 2/2  loss" in done.stderr
     assert "val/accuracy" in done.stderr
     evaluate(tmp_path / "first")
-    assert "brute force" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "brute force" in said
+    assert "Most frequent confusions" in said or "no query was given a wrong class" in said
+    assert {"metrics.json", "classes.csv", "confusion.csv", "confusion.png"} <= {
+        file.name for file in (tmp_path / "first").iterdir()
+    }
     metrics = json.loads((tmp_path / "first/metrics.json").read_text())
     assert set(metrics) >= {
         "brute_force",
@@ -112,6 +119,50 @@ def test_train_then_evaluate(tiny: list[str], tmp_path: Path, capsys: pytest.Cap
     assert (chosen["queries"], chosen["meta"]["gallery"]) == (16, 144)
     assert chosen["accuracy"] == pytest.approx(float(chosen_epoch(tmp_path / "first")["val/accuracy"]))
     assert json.loads((tmp_path / "first/metrics.json").read_text()) == metrics
+    assert (tmp_path / "first/held_out_classes.csv").exists()
+
+
+def write_images(arrays: Path, part: str, folder: Path) -> Path:
+    """The images of a split in class folders."""
+    with np.load(arrays) as content:
+        for number, (image, label) in enumerate(zip(content[f"x_{part}"], content[f"y_{part}"], strict=True)):
+            file = folder / str(content["classes"][label]) / f"{number}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image).save(file)
+    return folder
+
+
+def test_evaluate_against_a_folder_and_in_a_gallery(
+    tiny: list[str], stripes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, queries = tmp_path / "run", write_images(stripes, "test", tmp_path / "queries")
+    model = train(overrides=[*tiny, "recipe.epochs=1"], folder=run)
+    evaluate(run)
+    evaluate(run, against=queries)
+    first, second = (json.loads((run / f"{name}.json").read_text()) for name in ("metrics", "against"))
+    for method in ("brute_force", "label_lists", "anchor_lists"):  # they are the test images
+        assert first[method] == pytest.approx(second[method], abs=1e-3)
+    assert (first["queries"], second["queries"], second["meta"]["against"]) == (40, 40, str(queries))
+    assert (run / "against_confusion.png").exists()
+    evaluate(run, against=queries, limit=8, out=tmp_path / "mine.json")
+    assert json.loads((tmp_path / "mine.json").read_text())["queries"] == 8
+    assert (tmp_path / "mine_classes.csv").exists()
+
+    gallery = tmp_path / "gallery"
+    Gallery.create(gallery, model).add(write_images(stripes, "train", tmp_path / "items"))
+    capsys.readouterr()
+    evaluate(gallery)
+    assert "its own items" in capsys.readouterr().out
+    assert json.loads((gallery / "metrics.json").read_text())["queries"] == 160
+    (queries / "level" / "broken.png").write_bytes(b"")
+    evaluate(str(gallery), against=queries)
+    said = capsys.readouterr()
+    assert f"Left out: {queries / 'level' / 'broken.png'} cannot be read" in said.err
+    assert json.loads((gallery / "against.json").read_text())["queries"] == 40
+    assert len(Gallery.open(gallery)) == 160, "what is written there does not disturb it"
+    for refused in ({"overrides": ["dataset=svhn"]}, {"held_out": True}, {"trust": True}):
+        with pytest.raises(ConfigError, match="is a gallery"):
+            evaluate(gallery, **refused)
 
 
 @pytest.mark.parametrize(
@@ -167,6 +218,8 @@ def test_a_failing_job_does_not_end_the_sweep(tiny: list[str], tmp_path: Path) -
         (["evaluate", "nowhere"], "nowhere"),
         (["evaluate", "nowhere", "foo"], "nowhere"),
         (["evaluate", "nowhere", "dataset=svhn", "--held-out"], "leave out the overrides"),
+        (["evaluate", "nowhere", "--against", "queries", "--held-out"], "pass only one of them"),
+        (["evaluate", "s3://bucket/gallery"], "pass --out FILE"),
     ],
 )
 def test_bad_input_is_one_sentence(arguments: list[str], sentence: str, refused: Callable[..., str]) -> None:

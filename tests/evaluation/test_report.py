@@ -87,9 +87,9 @@ def test_scores_of_unseen_classes_are_there_where_they_were_measured(tmp_path: P
     ("content", "message"),
     [
         ("not json", "cannot be read"),
-        ("[]", "has others"),
-        (json.dumps(CAM.to_json() | {"extra": 1}), "has others"),
-        (json.dumps(CAM.to_json() | {"anchor_lists": {"mAP": 1.0}}), "anchor_lists of a report needs"),
+        ("[]", "not a report"),
+        (json.dumps(CAM.to_json() | {"extra": 1}), "not a report"),
+        (json.dumps(CAM.to_json() | {"anchor_lists": {"mAP": 1.0}}), "anchor_lists of a report must have"),
     ],
 )
 def test_a_foreign_file_is_refused(tmp_path: Path, content: str, message: str) -> None:

@@ -44,7 +44,7 @@ def test_a_model(written: Path) -> None:
     picture = (np.arange(32 * 32 * 3) * 7 % 256).astype(np.uint8).reshape(32, 32, 3)
     embedding = model.embed(picture)[0]
     assert embedding.tolist() == pytest.approx(was["embedding"], rel=1e-4, abs=1e-4 * float(embedding.abs().max()))
-    assert model.classify(picture) == was["class"]
+    assert model.classify([picture]) == was["class"]
     model.save(written / "again")
     assert kedge.Model.load(written / "again", device="cpu").fingerprint == model.fingerprint
 

@@ -68,7 +68,7 @@ def found(model: kedge.Model, gallery: kedge.Gallery) -> dict[str, object]:
     (all_of_them,) = gallery.search_embeddings(query, k=7, method="brute_force", where="price < 20")
     return {
         "embedding": model.embed(picture())[0].tolist(),
-        "class": model.classify(picture()),
+        "class": model.classify([picture()]),
         "length": len(gallery),
         "two_stage": [[hit.id, hit.path, hit.label, hit.distance] for hit in near],
         "filtered": [[hit.id, hit.path, hit.label, hit.distance] for hit in all_of_them],

@@ -8,7 +8,7 @@ from PIL import Image
 
 from kedge.encoders import build_encoder
 from kedge.errors import ConfigError, GalleryError, ImageError
-from kedge.gallery import Gallery, ingest
+from kedge.gallery import Gallery, ingest, results_to_pandas
 from kedge.gallery import anchors as anchors_module
 from kedge.images import Preprocessing
 from kedge.model import Model
@@ -116,6 +116,41 @@ def test_by_id_leaves_the_item_itself_out(gallery: Gallery) -> None:
     assert found[0] == 30  # its twin stays: identity counts, not distance zero
     with pytest.raises(ConfigError, match="no item 99"):
         gallery.search(99)
+
+
+def test_removing_what_is_not_there_says_so(gallery: Gallery) -> None:
+    ids = gallery.add_embeddings(vectors(4))
+    assert gallery.remove([ids[0], 99]) == 1
+    with pytest.raises(ConfigError, match=r"There is no item 99 in .*nothing was removed"):
+        gallery.remove(99)
+    assert gallery.remove(np.int64(ids[1])) == 1
+    assert gallery.remove([]) == 0
+    assert gallery.ids() == ids[2:]
+
+
+def test_results_are_tables_too(gallery: Gallery) -> None:
+    items = vectors(8)
+    gallery.add_embeddings(items, labels=["a", "b"] * 4, paths=[f"p{row}.jpg" for row in range(8)])
+    results = gallery.search_embeddings(items[:3], k=2)
+    table = results[0].to_pandas()
+    assert list(table.index) == [1, 2]
+    assert list(table.itertuples(index=False, name=None)) == [tuple(hit) for hit in results[0]]
+    several = results_to_pandas(results, ["x.jpg", "y.jpg", "x.jpg"])
+    assert list(several["query"]) == ["x.jpg"] * 2 + ["y.jpg"] * 2 + ["x.jpg"] * 2
+    assert list(several["rank"]) == [1, 2] * 3
+    assert list(several["id"]) == [hit.id for result in results for hit in result]
+    assert list(results_to_pandas(results)["query"]) == [0, 0, 1, 1, 2, 2]
+    assert list(results_to_pandas([]).columns) == list(several.columns)
+    with pytest.raises(ConfigError, match="3 results but 1 queries"):
+        results_to_pandas(results, ["x.jpg"])
+    first = results[0].hits[0]
+    expected = f"Result(2 hits by class, nearest: {first.path} ({first.label}, {first.distance:.4g}), "
+    assert repr(results[0]).startswith(expected)
+    [everything] = gallery.search_embeddings(items[:1], k=3, method="brute_force")
+    assert len(repr(everything)) < 120
+    [nothing] = gallery.search_embeddings(items[:1], where="label = 'z'")
+    assert repr(nothing).startswith("Result(0 hits by class, ")
+    assert "8 items, no model, dim=" in repr(gallery)
 
 
 def test_ids_are_never_used_twice(gallery: Gallery) -> None:

@@ -210,7 +210,7 @@ def test_onnxruntime_alone_does_everything(tmp_path: Path) -> None:
     Image.fromarray(picture).save(tmp_path / "picture.png")
     done = subprocess.run([sys.executable, "-c", ALONE], cwd=tmp_path, capture_output=True, text=True, check=True)
     name, embedding, about = json.loads(done.stdout)
-    assert name == model.classify(tmp_path / "picture.png")[0]
+    assert name == model.classify(tmp_path / "picture.png")
     assert apart(np.float32(embedding), model.embed(tmp_path / "picture.png")[0]) < 1e-4
     assert json.loads(about["classes"]) == list(CLASSES)
     assert Preprocessing.from_json(json.loads(about["preprocessing"])) == model.preprocessing

@@ -83,7 +83,7 @@ def test_the_card_does_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     scope: dict[str, Any] = {}
     exec(code, scope)
     assert torch.equal(scope["vectors"], model.embed(["one.jpg", "two.jpg"]))
-    assert scope["names"] == model.classify("one.jpg")
+    assert scope["name"] == model.classify("one.jpg")
 
 
 def test_what_is_there_stays(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch import nn
 from kedge.encoders import DEFAULT_ENCODER, build_encoder, pretrained_preprocessing
 from kedge.errors import ConfigError, ImageError, KedgeError, ModelError, WeightsError
 from kedge.images import Preprocessing
-from kedge.model import Model
+from kedge.model import Classification, Model
 
 CLASSES = ("ant", "bee", "cat")
 DIM = 6
@@ -208,7 +209,48 @@ def test_classify_equals_naive(model: Model) -> None:
     prediction = model.predict(pictures)
     assert prediction.indices.tolist() == nearest
     torch.testing.assert_close(prediction.scores, model.scores(embeddings))
-    assert model.classify(pictures[0]) == [CLASSES[nearest[0]]]
+    assert prediction.names == model.classify(pictures)
+
+
+def test_one_image_has_one_class_and_a_confidence(tmp_path: Path) -> None:
+    model, pixels = make(), torch.randint(0, 256, (3, 3, 16, 16), dtype=torch.uint8)
+    arrays = [image.permute(1, 2, 0).numpy() for image in pixels]
+    Image.fromarray(arrays[0]).save(tmp_path / "one.png")
+    several = model.classify(arrays)
+    assert several == model.classify(pixels) == list(model.classify(iter(arrays)))
+    for one in (arrays[0], pixels[0], Image.fromarray(arrays[0]), tmp_path / "one.png", str(tmp_path / "one.png")):
+        found = model.classify(one)
+        assert isinstance(found, str)
+        assert found == several[0]
+        assert found.confidence == pytest.approx(several[0].confidence, abs=1e-5)
+    assert model.classify([arrays[0]]) == several[:1]
+    again = pickle.loads(pickle.dumps(several[0]))
+    assert (again, again.confidence) == (several[0], several[0].confidence)
+    assert json.loads(json.dumps(several)) == several
+    assert repr(Classification("cat", 0.25)) == "Classification('cat', confidence=0.250)"
+
+
+def test_the_confidence_is_the_probability_of_the_class() -> None:
+    images = [Image.fromarray(one) for one in np.random.default_rng(0).integers(0, 256, (5, 16, 16, 3), np.uint8)]
+    pixels = torch.stack([torch.tensor(np.array(image)).permute(2, 0, 1) for image in images])
+    for model in (make(), make(classifier=True), make(classifier=True, posterior=True)):
+        outputs = torch.cat([naive(model, image) for image in images])
+        if model.classifier is None:
+            distances = torch.stack([(outputs - anchor).norm(dim=1) for anchor in model.anchors], dim=1)
+            weights = (-(distances**2) / 2).exp()
+        else:
+            weights = (outputs @ model.classifier[0].T + model.classifier[1]).exp()
+        prediction = model.predict(pixels)
+        expected = (weights / weights.sum(dim=1, keepdim=True))[torch.arange(len(pixels)), prediction.indices]
+        torch.testing.assert_close(prediction.confidences, expected, rtol=1e-4, atol=1e-5)
+        assert [found.confidence for found in model.classify(pixels)] == prediction.confidences.tolist()
+
+
+def test_the_repr_of_a_model_is_short() -> None:
+    shown = repr(make())
+    assert shown.startswith("Model(resnet10, 3 classes (")
+    assert f"dim={DIM}" in shown
+    assert len(shown) < 200
 
 
 def test_scores_of_a_classifier() -> None:

@@ -544,6 +544,7 @@ def test_whoever_comes_too_many_is_told_to_come_back(
 def test_the_client(own_gallery: Path, stripe_files: Path, serving_in_thread: Callable[..., Any], key: str) -> None:
     with serving_in_thread(own_gallery, writable=True, key=key) as server:
         client = kedge.Client(server.url, key)
+        assert repr(client) == f"Client('{server.url}', with a key, timeout=60)"
         assert client.info()["items"] == 160
         assert [one["name"] for one in client.classes()] == CLASSES
         file = next((stripe_files / "test" / "slanted").iterdir())

@@ -1,4 +1,4 @@
-"""Plots of retrieval: queries and their first hits, models side by side."""
+"""Plots of retrieval: queries and their first hits, models side by side; the confusion matrix."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from kedge.model import Model
 from kedge.model.features import split_embeddings
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -68,6 +69,41 @@ def retrieval_grid(
             box = {"boxstyle": "round,pad=0.18", "facecolor": colour, "edgecolor": "white", "lw": 0.5}
             style: dict[str, Any] = {"ha": "right", "va": "top", "fontsize": 7, "color": "white", "bbox": box}
             axes.text(0.97, 0.97, mark, transform=axes.transAxes, fontweight="bold", **style)
+    return figure
+
+
+def confusion_plot(matrix: pd.DataFrame, queries: np.ndarray, total: int) -> Figure:
+    """Which classes (rows) are taken for which (columns); right predictions are green, wrong ones red.
+
+    A cell's colour is its share of the `queries` of the row's class. `total` is the number of all classes, of which the
+    matrix may show some.
+    """
+    from matplotlib.colors import LinearSegmentedColormap, PowerNorm
+
+    counts, size = matrix.to_numpy(), len(matrix)
+    shares = counts / np.maximum(queries, 1)[:, None]
+    side = 2.6 + 0.3 * max(size, 6)
+    title = "Confusion matrix" if size == total else f"Confusion matrix: the {size} most confused of {total:,} classes"
+    figure = new_figure(side, side, title)
+    axes = figure.subplots()
+    diagonal = np.eye(size, dtype=bool)
+    for hidden, colour in ((~diagonal, RIGHT), (diagonal, WRONG)):
+        # The square root makes a few wrong predictions among many right ones visible.
+        colours = LinearSegmentedColormap.from_list("", ["white", colour])
+        axes.imshow(np.ma.masked_array(shares, hidden), cmap=colours, norm=PowerNorm(0.5, 0, 1))
+    for row, column in np.argwhere(counts):
+        colour = "white" if shares[row, column] > 0.6 else "black"
+        axes.text(column, row, f"{counts[row, column]}", ha="center", va="center", fontsize=6.5, color=colour)
+    names = [shorten(str(name), 22) for name in matrix.index]
+    axes.set_xticks(range(size), names, fontsize=7, rotation=90)
+    axes.set_yticks(range(size), names, fontsize=7)
+    axes.set_xticks(np.arange(size + 1) - 0.5, minor=True)
+    axes.set_yticks(np.arange(size + 1) - 0.5, minor=True)
+    axes.grid(which="minor", color="#e4e4e4", linewidth=0.5)
+    axes.tick_params(which="both", length=0)
+    axes.set_xlabel("predicted class", fontsize=9)
+    axes.set_ylabel("class", fontsize=9)
+    axes.spines[:].set_color("#b0b0b0")
     return figure
 
 

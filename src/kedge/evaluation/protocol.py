@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import torch
@@ -13,8 +14,11 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from kedge.datasets import Dataset, ImageSplit, as_dataset, is_external
+from kedge.datasets.digests import file_digests
 from kedge.distributed import all_gather_rows, broadcast_object, shard_range, world_size
 from kedge.errors import ConfigError, DataError
+from kedge.evaluation.classes import ClassScores, score_classes
+from kedge.evaluation.queries import FolderQueries, spread
 from kedge.evaluation.report import METRICS, Report
 from kedge.metrics import Ranking, accuracy, rank_relevant
 from kedge.metrics.distances import DEFAULT_MEMORY
@@ -23,6 +27,10 @@ from kedge.metrics.ranking import Rest
 from kedge.model import Model
 from kedge.model.features import split_embeddings, split_features
 from kedge.model.io import kedge_version
+
+if TYPE_CHECKING:
+    from kedge.evaluation.gallery import GalleryReport
+    from kedge.gallery import Gallery
 
 _BATCH = {"cpu": 256, "cuda": 2048}
 """Images embedded at a time."""
@@ -46,6 +54,7 @@ def evaluate_embeddings(
     *,
     query_routes: Array,
     gallery_routes: Array,
+    classes: Sequence[str] | None = None,
     meta: Mapping[str, Any] | None = None,
     memory: int = DEFAULT_MEMORY,
 ) -> Report:
@@ -53,8 +62,9 @@ def evaluate_embeddings(
 
     A route is the class a model sends an embedding to (the nearest anchor, the classifier's choice, the
     nearest class mean). Queries look into the list of their route; items sit in the list of their label
-    (label lists) or of their own route (anchor lists). Under torch.distributed, where all ranks have the same
-    embeddings, each rank ranks a shard of the queries.
+    (label lists) or of their own route (anchor lists). ``classes`` are the names of labels and routes 0, 1, …, for the
+    scores of each class; by default these are named by their numbers. Under torch.distributed, where all ranks have the
+    same embeddings, each rank ranks a shard of the queries.
     """
     sharded = len(queries) >= world_size() > 1
     shard = shard_range(len(queries)) if sharded else range(len(queries))
@@ -95,52 +105,113 @@ def evaluate_embeddings(
         queries=len(brute_force.relevant),
         left_out=brute_force.left_out,
         meta=dict(meta or {}),
+        classes=_score_classes(query_labels, query_routes, gallery_labels, brute_force, classes),
     )
 
 
-def evaluate(model: Model, dataset: Any, *, batch_size: int | None = None, limit: int | None = None) -> Report:
+def _score_classes(
+    labels: Array, routes: Array, items: Array, ranking: Ranking, names: Sequence[str] | None
+) -> ClassScores:
+    """The scores of each class: its queries are given the class of their route, and ranked by brute force."""
+    numbers = [torch.as_tensor(values).cpu().numpy() for values in (labels, routes, items)]
+    if names is None:
+        values, inverse = np.unique(np.concatenate(numbers), return_inverse=True)
+        names = list(map(str, values))
+        numbers = np.split(inverse, np.cumsum([len(part) for part in numbers])[:-1])
+    scores = {"mAP": ranking.average_precision, "P@20": ranking.precision[20]}
+    per_query = {name: values.cpu().numpy() for name, values in scores.items()}
+    return score_classes(names, numbers[0], numbers[1], numbers[2], per_query, ranking.relevant.cpu().numpy())
+
+
+@overload
+def evaluate(
+    model: Model,
+    dataset: Any,
+    *,
+    against: str | Path | None = None,
+    batch_size: int | None = None,
+    limit: int | None = None,
+) -> Report: ...
+
+
+@overload
+def evaluate(
+    model: Gallery, dataset: None = None, *, against: str | Path | None = None, limit: int | None = None
+) -> GalleryReport: ...
+
+
+def evaluate(
+    model: Model | Gallery,
+    dataset: Any = None,
+    *,
+    against: str | Path | None = None,
+    batch_size: int | None = None,
+    limit: int | None = None,
+) -> Report | GalleryReport:
     """Embed the training set as gallery and the test set as queries, and score the model on its device.
 
     ``dataset`` is one of ``kedge.datasets``, a map-style dataset of PyTorch, or a Hugging Face ``Dataset`` or
-    ``DatasetDict``; of one without a test split, the share that training leaves out by default.
+    ``DatasetDict``; of one without a test split, the share that training leaves out by default. With ``against``, a
+    folder of class folders, its images are the queries instead of the test set.
     ``batch_size`` depends on the device if None. ``limit`` takes that many queries, spread evenly over the test set;
     the gallery stays whole. In a process group of torch.distributed all ranks must call this: each embeds and ranks a
     shard, and all return the same report.
+
+    A ``Gallery`` in the place of the model is evaluated without a dataset, by ``evaluate_gallery``.
     """
+    if not isinstance(model, Model) and dataset is None:
+        from kedge.evaluation.gallery import evaluate_gallery
+        from kedge.gallery import Gallery
+
+        if isinstance(model, Gallery):
+            return evaluate_gallery(model, against, limit=limit)
     if isinstance(model, Model) and is_external(dataset):
         dataset = as_dataset(dataset, most=model.preprocessing.size or 224, classes=model.classes)
     if not isinstance(model, Model) or not isinstance(dataset, Dataset):
         raise ConfigError(
-            f"evaluate takes a Model (Model.load) and a Dataset (kedge.datasets), found {type(model).__name__} and "
-            f"{type(dataset).__name__}."
+            "evaluate takes a Model (Model.load) and a Dataset (kedge.datasets), or a Gallery alone; found "
+            f"{type(model).__name__} and {type(dataset).__name__}."
         )
     if model.classes != dataset.classes:
         raise DataError(
-            f"The model knows {len(model.classes)} classes and {dataset.name} has {len(dataset.classes)}, "
-            "not the same in the same order; evaluate on the classes it was trained on."
+            f"The model has {len(model.classes)} classes and {dataset.name} has {len(dataset.classes)}, which are not "
+            "the same in the same order; evaluate on the classes it was trained on."
         )
-    if limit is not None and limit < 1:
-        raise ConfigError(f"limit is {limit}; give at least 1, or None for every query.")
-    if len(dataset.test) == 0:
+    if against is None and len(dataset.test) == 0:
         raise DataError(f"{dataset.name} has no test images to use as queries; hold some out.")
-    test = dataset.test
-    if limit is not None and limit < len(test):
-        test = test.subset(np.arange(limit) * len(test) // limit)
     if batch_size is None:
         batch_size = _BATCH.get(model.device.type, _BATCH["cpu"])
     started = time.perf_counter()
-    queries, query_routes = _embed(model, test, batch_size, "queries")
+    about: dict[str, Any] = {"test": len(dataset.test)}
+    if against is None:
+        rows = spread(len(dataset.test), limit)
+        test = dataset.test if len(rows) == len(dataset.test) else dataset.test.subset(rows)
+        labels = test.labels
+        queries, query_routes = _embed(model, test, batch_size, "queries")
+    else:
+        read = FolderQueries.read(model, against, set(model.classes), limit=limit)
+        numbers = {name: number for number, name in enumerate(model.classes)}
+        labels = np.array([numbers[label] for label in read.labels])
+        queries, query_routes = read.embeddings, route(model, read.embeddings)
+        trained = set() if dataset.train.files is None else set(file_digests(dataset.train.files))
+        about = {
+            "test": len(labels),
+            "against": str(against),
+            "skipped": read.skipped,
+            "in_gallery": sum(digest in trained for digest in read.digests),
+        }
     gallery, gallery_routes = _embed(model, dataset.train, batch_size, "gallery")
     if model.device.type == "cuda":
         torch.cuda.synchronize()
     embedded = time.perf_counter()
     report = evaluate_embeddings(
         queries,
-        test.labels,
+        labels,
         gallery,
         dataset.train.labels,
         query_routes=query_routes,
         gallery_routes=gallery_routes,
+        classes=dataset.classes,
         meta={
             "model": model.encoder.name,
             "model_fingerprint": model.fingerprint,
@@ -150,12 +221,12 @@ def evaluate(model: Model, dataset: Any, *, batch_size: int | None = None, limit
             "dataset_fingerprint": dataset.fingerprint(),
             "classes": len(dataset.classes),
             "gallery": len(dataset.train),
-            "test": len(dataset.test),
+            **about,
             "device": torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else model.device.type,
             "versions": {"kedge": kedge_version(), "torch": torch.__version__},
         },
     )
-    if dataset.unseen:
+    if dataset.unseen and against is None:
         report = replace(report, unseen=_score_unseen(model, dataset.unseen, batch_size))
     ended = time.perf_counter()
     seconds = {"embedding": round(embedded - started, 2), "ranking": round(ended - embedded, 2)}

@@ -1,12 +1,12 @@
-"""The report of an evaluation: saved as ``metrics.json``, shown as a table, compared with others."""
+"""The reports of evaluations: saved as ``metrics.json``, shown as tables, compared with others."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -16,6 +16,11 @@ from rich.table import Table
 from kedge.errors import DataError
 from kedge.io import atomic_write
 
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from kedge.evaluation.classes import ClassScores
+
 METHODS = ("brute_force", "brute_force_cosine", "label_lists", "label_lists_rest_last", "anchor_lists")
 METRICS = ("mAP", "P@20", "P@100")
 TITLES = {
@@ -24,13 +29,58 @@ TITLES = {
     "label_lists": "label lists",
     "label_lists_rest_last": "label lists, rest last",
     "anchor_lists": "anchor lists",
+    "two_stage": "two-stage",
 }
 """What the methods are called in tables."""
 
 
+class BaseReport:
+    """What a report of a model and one of a gallery have in common: scores for each of its search methods."""
+
+    methods: ClassVar[tuple[str, ...]]
+    meta: dict[str, Any]
+    classes: ClassScores | None
+
+    def scores(self, method: str) -> dict[str, float]:
+        """The scores of one search method."""
+        values: dict[str, float] = getattr(self, method)
+        return values
+
+    def to_pandas(self) -> pd.DataFrame:
+        """A row for each search method and a column for each score."""
+        import pandas as pd
+
+        rows = {method: scores for method in self.methods if (scores := self.scores(method))}
+        return pd.DataFrame.from_dict(rows, orient="index").rename_axis("search")
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of ``metrics.json``."""
+        names = [entry.name for entry in fields(self)]  # type: ignore[arg-type]
+        return {name: getattr(self, name) for name in names if name != "classes"}
+
+    def save(self, path: str | Path) -> None:
+        """Write ``metrics.json``, all or nothing; the scores of the classes have files of their own."""
+        path = Path(path)
+        text = json.dumps(self.to_json(), indent=2, ensure_ascii=False) + "\n"
+        try:
+            with atomic_write(path) as stream:
+                stream.write(text.encode())
+        except OSError as error:
+            raise DataError(f"The report cannot be saved as {path}: {error.strerror}; choose another place.") from error
+
+    def _score_table(self, title: str, *caption: str) -> Table:
+        rows = {method: scores for method in self.methods if (scores := self.scores(method))}
+        table = new_table("search", *next(iter(rows.values())), title=escape(title) or None, caption="\n".join(caption))
+        for method, scores in rows.items():
+            table.add_row(TITLES[method], *(f"{score:.4f}" for score in scores.values()))
+        return table
+
+
 @dataclass(frozen=True)
-class Report:
+class Report(BaseReport):
     """The scores of one model on one dataset; each method maps mAP, P@20 and P@100 to a number."""
+
+    methods: ClassVar[tuple[str, ...]] = METHODS
 
     brute_force: dict[str, float]
     label_lists: dict[str, float]
@@ -45,45 +95,32 @@ class Report:
     """By cosine instead of Euclidean distance; empty in a report of 0.1, which did not measure it."""
     unseen: dict[str, Any] = field(default_factory=dict)
     """Of classes kept out of training, searched among themselves: R@1 and MAP@R by embedding and by raw features."""
-
-    def scores(self, method: str) -> dict[str, float]:
-        """The scores of one of ``METHODS``."""
-        values: dict[str, float] = getattr(self, method)
-        return values
+    classes: ClassScores | None = field(default=None, compare=False, repr=False)
+    """Scores of each class and the confusion matrix; None in a report that was read from ``metrics.json``."""
 
     def to_json(self) -> dict[str, Any]:
         """The content of ``metrics.json``."""
-        content = asdict(self)
+        content = super().to_json()
         return content if self.unseen else {name: content[name] for name in content if name != "unseen"}
 
     @classmethod
     def from_json(cls, content: Any) -> Self:
         """The report with this content; DataError where it is none."""
-        names = {entry.name for entry in fields(cls)}
+        names = {entry.name for entry in fields(cls)} - {"classes"}
         if isinstance(content, dict):
             content = {"brute_force_cosine": {}, "unseen": {}, **content}
         if not isinstance(content, dict) or content.keys() != names:
-            raise DataError(f"A report has the keys {', '.join(sorted(names))}; this content has others.")
+            raise DataError(f"This is not a report of kedge evaluate, whose keys are {', '.join(sorted(names))}.")
         for method in METHODS:
             scores = content[method]
             unmeasured = method == "brute_force_cosine" and scores == {}
             if not unmeasured and (not isinstance(scores, dict) or scores.keys() != set(METRICS)):
-                raise DataError(f"{method} of a report needs the scores {', '.join(METRICS)}.")
+                raise DataError(f"{method} of a report must have the scores {', '.join(METRICS)}.")
         return cls(**content)
-
-    def save(self, path: str | Path) -> None:
-        """Write ``metrics.json``, all or nothing."""
-        path = Path(path)
-        text = json.dumps(self.to_json(), indent=2, ensure_ascii=False) + "\n"
-        try:
-            with atomic_write(path) as stream:
-                stream.write(text.encode())
-        except OSError as error:
-            raise DataError(f"The report cannot be saved as {path}: {error.strerror}.") from error
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read what :meth:`save` wrote."""
+        """Read the ``metrics.json`` that :meth:`save` wrote."""
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
@@ -92,22 +129,26 @@ class Report:
 
     def __rich__(self) -> RenderableType:
         title = " · ".join(str(self.meta[key]) for key in ("dataset", "model", "loss") if key in self.meta)
-        caption = f"classification {self.accuracy:.4f} · 1-NN {self.knn1:.4f} · {self.queries:,} queries"
-        if self.left_out:
-            caption += f"\n{self.left_out:,} left out: nothing relevant in the gallery"
-        table = _table("search", *METRICS, title=escape(title) or None, caption=caption)
-        for method in METHODS:
-            if scores := self.scores(method):
-                table.add_row(TITLES[method], *(f"{scores[metric]:.4f}" for metric in METRICS))
+        source = f" from {self.meta['against']}" if "against" in self.meta else ""
+        caption = f"classification {self.accuracy:.4f} · 1-NN {self.knn1:.4f} · {self.queries:,} queries{source}"
+        notes = left_out_note(self.left_out)
+        if in_gallery := self.meta.get("in_gallery"):
+            notes.append(f"{in_gallery:,} of them are training images, which score higher than new images do")
+        table = self._score_table(title, caption, *notes)
         return Group(table, self._unseen_table()) if self.unseen else table
 
     def _unseen_table(self) -> Table:
         title = f"{self.unseen['queries']:,} images of {self.unseen['classes']:,} classes that were not trained on"
-        table = _table("ranked by", "R@1", "MAP@R", title=title)
+        table = new_table("ranked by", "R@1", "MAP@R", title=title)
         for name, scores in self.unseen.items():
             if isinstance(scores, dict):
                 table.add_row(name, f"{scores['R@1']:.4f}", f"{scores['MAP@R']:.4f}")
         return table
+
+
+def left_out_note(count: int) -> list[str]:
+    """A line on the queries without a score."""
+    return [f"{count:,} left out: no item of the gallery has their class"] if count else []
 
 
 def compare(reports: Mapping[str, Report]) -> RenderableType:
@@ -115,13 +156,13 @@ def compare(reports: Mapping[str, Report]) -> RenderableType:
 
     Only numbers in one column of one group are comparable: losses are never ranked across search methods.
     """
-    searches = _table("search", "loss", *METRICS, left=2)
+    searches = new_table("search", "loss", *METRICS, left=2)
     for method in METHODS:
         if not all(report.scores(method) for report in reports.values()):
             continue  # a report of 0.1 lacks cosine
         columns = [[report.scores(method)[metric] for report in reports.values()] for metric in METRICS]
         _add_group(searches, (TITLES[method],), reports, columns)
-    classes = _table("loss", "classification", "1-NN")
+    classes = new_table("loss", "classification", "1-NN")
     columns = [[report.accuracy for report in reports.values()], [report.knn1 for report in reports.values()]]
     _add_group(classes, (), reports, columns)
     return Group(searches, classes)
@@ -140,7 +181,8 @@ def _mark_best(values: list[float]) -> list[str]:
     return [f"[bold]{text}[/bold]" if text == best and len(shown) > 1 else text for text in shown]
 
 
-def _table(*names: str, left: int = 1, title: str | None = None, caption: str | None = None) -> Table:
+def new_table(*names: str, left: int = 1, title: str | None = None, caption: str | None = None) -> Table:
+    """An empty table whose columns are numbers, but for the first ones (`left`)."""
     table = Table(box=box.SIMPLE_HEAD, title=title, caption=caption, title_justify="left", caption_justify="left")
     for position, name in enumerate(names):
         table.add_column(name, justify="left" if position < left else "right", no_wrap=position >= left)

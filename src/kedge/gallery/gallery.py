@@ -118,7 +118,8 @@ class Gallery:
         return len(self.snapshot())
 
     def __repr__(self) -> str:
-        return f"Gallery({str(self.location)!r}, {len(self):,} items, dim={self.dim}, lists={self.lists})"
+        model = "no model" if self.model is None else self.model.encoder.name
+        return f"Gallery({str(self.location)!r}, {len(self):,} items, {model}, dim={self.dim}, lists={self.lists})"
 
     @property
     def calibration(self) -> Calibration | None:
@@ -256,9 +257,13 @@ class Gallery:
         return ids
 
     def remove(self, ids: int | Sequence[int]) -> int:
-        """Remove items; how many of them were there."""
+        """Remove items; returns how many of them were there. A single id that is not there is a `ConfigError`."""
+        several = [int(ids)] if isinstance(ids, (int, np.integer)) else ids
         with self.writing() as table:
-            return table.delete([ids] if isinstance(ids, int) else ids)
+            count = table.delete(several)
+        if several is not ids and not count:
+            raise ConfigError(f"There is no item {ids} in {self.location}; nothing was removed.")
+        return count
 
     def calibrate(self, held_out: str | Path | Sequence[str | Path] | np.ndarray, accept: float = 0.95) -> Calibration:
         """Learn from held-out items when a query is unknown, and keep it: how far from every anchor it then is.

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import repeat
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
+from kedge.errors import ConfigError
 from kedge.gallery.anchors import Anchors
 from kedge.gallery.distances import norms_of, parallel_cdist, squared_distances
 from kedge.gallery.inverted_lists import InvertedLists
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = [
     "BLOCK",
@@ -25,6 +29,7 @@ __all__ = [
     "Result",
     "Snapshot",
     "k_nearest",
+    "results_to_pandas",
 ]
 
 Masks = Sequence["np.ndarray | None"]
@@ -114,8 +119,29 @@ class Result:
         return len(self._columns.ids)
 
     def __repr__(self) -> str:
-        how = f"rank={self.rank}, anchors={self.anchors}, unknown={self.unknown}"
-        return f"Result({len(self)} hits, {how}, seconds={self.seconds:.3g})"
+        first = next(iter(self), None)
+        nearest = "" if first is None else f", nearest: {first.path or first.id} ({first.label}, {first.distance:.4g})"
+        unknown = ", unknown" if self.unknown else ""
+        return f"Result({len(self):,} hits by {self.rank}{nearest}{unknown}, {self.seconds * 1000:.3g} ms)"
+
+    def to_pandas(self) -> pd.DataFrame:
+        """The hits as a table, a row each, nearest first; the index is their rank, from 1."""
+        import pandas as pd
+
+        return pd.DataFrame(self.hits, pd.RangeIndex(1, len(self) + 1, name="rank"), Hit._fields)
+
+
+def results_to_pandas(results: Iterable[Result], queries: Iterable[object] | None = None) -> pd.DataFrame:
+    """The hits of several results as one table; a column `query` has the name or, without `queries`, the number."""
+    import pandas as pd
+
+    tables = [result.to_pandas() for result in results]
+    names = range(len(tables)) if queries is None else [str(query) for query in queries]
+    if len(names) != len(tables):
+        raise ConfigError(f"There are {len(tables)} results but {len(names)} queries; give one name for each result.")
+    if not tables:
+        return pd.DataFrame(columns=["query", "rank", *Hit._fields])
+    return pd.concat(tables, keys=names, names=["query"]).reset_index()
 
 
 @dataclass(frozen=True)

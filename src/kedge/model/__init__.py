@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from kedge.model.calibration import Calibration
 from kedge.model.inputs import ImageInput, embed_split
-from kedge.model.model import Model, Prediction, Vectors
+from kedge.model.model import Classification, Model, Prediction, Vectors
 
-__all__ = ["Calibration", "ImageInput", "Model", "Prediction", "Vectors", "embed_split"]
+__all__ = ["Calibration", "Classification", "ImageInput", "Model", "Prediction", "Vectors", "embed_split"]

@@ -159,7 +159,7 @@ def _model_card(model: Model, name: str, metrics: str | Path | None, license: st
             count=len(model.classes),
             fingerprint=model.fingerprint,
             name=json.dumps(name, ensure_ascii=False),
-            use='names = model.classify("one.jpg")'
+            use='name = model.classify("one.jpg")'
             if model.classes
             else 'gallery = kedge.Gallery.create("gallery", model)',
             classes=classes or "none",

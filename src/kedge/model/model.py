@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, overload
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor, nn
 
 from kedge.encoders import DEFAULT_ENCODER, Encoder, build_encoder, pretrained_preprocessing
@@ -27,7 +30,28 @@ from kedge.model.inference import Inference
 from kedge.model.inputs import ImageInput, pixel_batches, shape_text
 from kedge.model.io import check_shapes, read_description, read_weights, write_folder
 
-__all__ = ["Model", "Prediction", "Vectors"]
+__all__ = ["Classification", "Model", "Prediction", "Vectors"]
+
+
+class Classification(str):
+    """The class of an image: a string, equal to the class's name, that also has the model's `confidence` in it.
+
+    >>> found = Classification("cat", 0.9)
+    >>> found == "cat", found.confidence
+    (True, 0.9)
+    """
+
+    confidence: float
+    """From 0 to 1, see `Model.classify`."""
+
+    def __new__(cls, name: str, confidence: float = math.nan) -> Self:
+        """A name with a confidence."""
+        self = super().__new__(cls, name)
+        self.confidence = confidence
+        return self
+
+    def __repr__(self) -> str:
+        return f"Classification({str(self)!r}, confidence={self.confidence:.3f})"
 
 
 @dataclass(frozen=True)
@@ -40,6 +64,8 @@ class Prediction:
     """Its row in ``Model.classes``, int64."""
     scores: Tensor
     """N x t, higher is nearer; see ``Model.scores``."""
+    confidences: Tensor
+    """The probability of each image's class, from 0 to 1; see ``Model.classify``."""
 
 
 class Vectors(NamedTuple):
@@ -103,10 +129,9 @@ class Model:
             self.classifier = weight, self._own("classifier bias", bias, len(weight))
 
     def __repr__(self) -> str:
-        return (
-            f"Model({self.encoder.name}, loss={self.loss}, dim={self.dim}, classes={len(self.classes)}, "
-            f"device={self.device})"
-        )
+        names = ", ".join(self.classes[:3]) + (", …" if len(self.classes) > 3 else "")
+        classes = f"{len(self.classes):,} classes ({names})" if self.classes else "no classes"
+        return f"Model({self.encoder.name}, {classes}, dim={self.dim}, loss={self.loss}, device={self.device})"
 
     @property
     def dim(self) -> int:
@@ -240,22 +265,57 @@ class Model:
                 weight, bias = (part.to(device, dtype) for part in self.classifier)
                 return F.linear(points, weight, bias)
             if self.anchors is None:
-                raise ConfigError("This model has neither anchors nor a classifier, so it cannot classify.")
+                raise ConfigError("This model has neither anchors nor a classifier, so it cannot predict classes.")
             # By differences: through matrix products two near anchors could change places.
             mode = "donot_use_mm_for_euclid_dist"
             return -torch.cdist(points, self.anchors.to(device, dtype), compute_mode=mode)
 
-    def classify(self, images: ImageInput | Iterable[ImageInput], *, batch_size: int = 64) -> list[str]:
-        """The class name of each image."""
-        return self.predict(images, batch_size=batch_size).names
+    @overload
+    def classify(  # type: ignore[overload-overlap]
+        self, images: str | Path | Image.Image | np.ndarray, *, batch_size: int = 64
+    ) -> Classification: ...
+
+    @overload
+    def classify(self, images: Tensor, *, batch_size: int = 64) -> Classification | list[Classification]: ...
+
+    @overload
+    def classify(self, images: Iterable[ImageInput], *, batch_size: int = 64) -> list[Classification]: ...
+
+    def classify(
+        self, images: ImageInput | Iterable[ImageInput], *, batch_size: int = 64
+    ) -> Classification | list[Classification]:
+        """The class of one image, or a list with the class of each of several: names that have a `confidence`.
+
+        The confidence is the probability of the class: the classifier's softmax where the model has one, otherwise
+        exp(-d²/2) for the distance d to the class's anchor, divided by the sum over all classes, as if the images of a
+        class were spread around its anchor with variance 1. It is not calibrated: an image of no class at all gets the
+        most similar class, sometimes with a high confidence.
+        """
+        prediction = self.predict(images, batch_size=batch_size)
+        confidences = prediction.confidences.tolist()
+        classes = [Classification(*both) for both in zip(prediction.names, confidences, strict=True)]
+        is_batch = isinstance(images, Tensor) and images.ndim == 4
+        return classes[0] if isinstance(images, ImageInput) and not is_batch else classes
 
     def predict(self, images: ImageInput | Iterable[ImageInput], *, batch_size: int = 64) -> Prediction:
-        """The class of each image, as a name and as an index, and the scores of all classes."""
+        """The class of each image, as a name and as an index, the scores of all classes, and the confidences."""
         if not self.classes:
-            raise ConfigError("This model has no classes.")
-        scores = self.scores(self.embed(images, batch_size=batch_size))
+            raise ConfigError("This model has no classes: train one on class folders, or search a gallery instead.")
+        vectors = self.vectors(images, batch_size=batch_size)
+        scores = self.scores(vectors.embeddings)
         indices = scores.argmax(dim=1)
-        return Prediction([self.classes[index] for index in indices.tolist()], indices, scores)
+        confidences = self._probabilities(vectors.features, scores).gather(1, indices[:, None])[:, 0]
+        return Prediction([self.classes[index] for index in indices.tolist()], indices, scores, confidences)
+
+    def _probabilities(self, features: Tensor, scores: Tensor) -> Tensor:
+        """N x t, the probability of each class."""
+        if self.classifier is None:
+            return (scores.square() / -2).softmax(dim=1)
+        if not self.posterior:
+            return scores.softmax(dim=1)
+        with torch.inference_mode(), self._evaluating():
+            outputs: Tensor = self.encoder.head(features.to(self.device))
+            return F.linear(outputs.float(), *self.classifier).softmax(dim=1).cpu()
 
     @property
     def fingerprint(self) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +120,7 @@ def _spread(count: int, length: int) -> np.ndarray:
 
 
 def _metrics(report: Report) -> dict[str, Any]:
-    content = asdict(report)
+    content = report.to_json()
     return {name: content[name] for name in (*METHODS, "accuracy", "knn1")}
 
 

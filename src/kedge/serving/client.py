@@ -33,6 +33,10 @@ class Client:
         self.timeout = timeout
         self._key = key
 
+    def __repr__(self) -> str:
+        access = "without a key" if self._key is None else "with a key"
+        return f"Client({self.url.removesuffix('/api/v1')!r}, {access}, timeout={self.timeout:g})"
+
     def info(self) -> dict[str, Any]:
         """The facts of the gallery."""
         return dict(self._json("GET", "/info"))
@@ -91,7 +95,7 @@ class Client:
         try:
             return json.loads(self._bytes(method, path, query, content))
         except ValueError as error:
-            raise ServiceError(f"{self.url} does not answer as a server of Kedge does.") from error
+            raise ServiceError(f"{self.url} does not answer like a Kedge server: check the address.") from error
 
     def _bytes(self, method: str, path: str, query: Mapping[str, Any] = {}, content: bytes | None = None) -> bytes:
         headers = {} if content is None else {"Content-Type": "application/octet-stream"}

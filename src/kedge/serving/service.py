@@ -210,7 +210,7 @@ class Service:
 
     async def remove(self, id: int, deadline: asyncio.Timeout) -> None:
         """Remove an item."""
-        if await self._write(lambda gallery: gallery.remove(id), deadline) == 0:
+        if await self._write(lambda gallery: gallery.remove([id]), deadline) == 0:
             raise HTTPException(404, f"There is no item {id}.")
 
     async def _write(self, act: Callable[[Gallery], T], deadline: asyncio.Timeout) -> T:
