@@ -33,7 +33,7 @@ import subprocess
 import sys
 import textwrap
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -281,9 +281,16 @@ def check_names(tree: ast.Module) -> None:
 
 
 @pytest.fixture(scope="session")
-def variables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """An environment where `kedge` and `python` start at once, without a network, a cache or a screen."""
+def variables(tmp_path_factory: pytest.TempPathFactory, two_towers: Callable[[str], Any]) -> Iterator[dict[str, str]]:
+    """An environment where `kedge` and `python` start at once, without a network or a screen.
+
+    All that is in a cache is a small model, which stands for OpenAI's CLIP.
+    """
     place = tmp_path_factory.mktemp("docs")
+    cached, commit = place / "huggingface/hub/models--openai--clip-vit-base-patch32", "0" * 40
+    shutil.copytree(two_towers("clip").folder, cached / "snapshots" / commit)
+    (cached / "refs").mkdir()
+    (cached / "refs/main").write_text(commit)
     for name in ("kedge", "python"):
         shim = place / "bin" / name
         shim.parent.mkdir(exist_ok=True)

@@ -37,7 +37,9 @@ CONFIGS: dict[str, Any] = {
     ),
     "convnext": lambda: transformers.ConvNextConfig(**STAGES, num_stages=2, image_size=32),
     "resnet": lambda: transformers.ResNetConfig(**STAGES, embedding_size=8, layer_type="basic"),
-    "clip": lambda: transformers.CLIPConfig(text_config=TEXT, vision_config={**SMALL, **PATCHES}),
+    "clip": lambda: transformers.CLIPConfig(
+        text_config=TEXT, vision_config={**SMALL, **PATCHES, "hidden_size": 24}, projection_dim=16
+    ),
 }
 
 
@@ -67,9 +69,10 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pooled(name: str, folder: Path, images: torch.Tensor) -> torch.Tensor:
-    """What the library itself makes of them: the first token of a ViT, what the others pool."""
+    """What the library itself makes of them: the first token of a ViT, CLIP's projection, what the others pool."""
     if name == "clip":
-        return transformers.CLIPModel.from_pretrained(folder).eval().vision_model(images).pooler_output
+        features = transformers.CLIPModel.from_pretrained(folder).eval().get_image_features(images)
+        return getattr(features, "pooler_output", features)
     found = transformers.AutoModel.from_pretrained(folder).eval()(images)
     return found.last_hidden_state[:, 0] if name == "vit" else found.pooler_output.flatten(1)
 

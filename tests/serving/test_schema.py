@@ -16,7 +16,7 @@ from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-OPERATIONS = 14
+OPERATIONS = 15
 COUNTS = [pytest.param(100, id="100"), pytest.param(5000, id="5000", marks=pytest.mark.soak)]
 
 

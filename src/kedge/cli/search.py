@@ -22,7 +22,10 @@ _ALL = 2**31
 
 def search(
     gallery: GalleryArgument,
-    query: Annotated[str, typer.Argument(help="An image, or the id of an item.")],
+    query: Annotated[str | None, typer.Argument(help="An image, or the id of an item; none with --text.")] = None,
+    text: Annotated[
+        str | None, typer.Option(help="What to look for in words, where the encoder has a text tower (CLIP, SigLIP).")
+    ] = None,
     k: Annotated[int, typer.Option("-k", help="How many hits.")] = 20,
     probes: Annotated[int, typer.Option(help="How many lists are searched: those of the nearest anchors.")] = 1,
     method: Annotated[str, typer.Option(help="two_stage, or brute_force over all items.")] = "two_stage",
@@ -41,9 +44,15 @@ def search(
 ) -> None:
     """Find the items that are most like an image."""
     check_runner(runner, address=address)
+    if (query is None) == (text is None):
+        raise ConfigError('Give a query: an image, the id of an item, or --text "a photo of a red car".')
+    if text is not None and runner != "local":
+        raise ConfigError("--text is for --runner local: several processes search by class.")
     opened = kedge.Gallery.open(gallery)
-    parsed = _parse_query(query)
-    if runner == "local":
+    parsed = None if query is None else _parse_query(query)
+    if parsed is None:
+        result = opened.search_text(text or "", k, cast("Method", method), where)
+    elif runner == "local":
         result = opened.search(
             parsed, k, cast("Method", method), probes, at_least, where, rank=cast("Rank", rank), allow_url=url
         )
@@ -60,7 +69,7 @@ def search(
     if html is not None:
         from kedge.gallery.html import search_page, write_page
 
-        write_page(search_page(opened, parsed, result), html)
+        write_page(search_page(opened, parsed, result, words=text), html)
     if as_json:
         hits = [{"rank": rank, **hit._asdict()} for rank, hit in enumerate(result, start=1)]
         how = {"rank": result.rank, "anchors": result.anchors, "unknown": result.unknown}

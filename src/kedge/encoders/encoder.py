@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from kedge.encoders.backbones import Backbone, build_backbone
 from kedge.encoders.heads import build_head
-from kedge.encoders.pretrained import load_weights, stem_of
+from kedge.encoders.pretrained import load_weights, stored_spec
 from kedge.encoders.transformers import HF, shown_name
 from kedge.errors import ConfigError
 
@@ -28,6 +28,8 @@ class Encoder(nn.Module):
         self.stem = backbone.stem
         self.head_kind = head
         self.config = backbone.config
+        self.text_source: str | None = None
+        """Where the text tower is that shares the space of the features, ``hf:<model>``; None: there is none."""
         self.frozen = False
         self.backbone = backbone.network
         self.head = build_head(head, backbone.width, dim)
@@ -102,12 +104,14 @@ def build_encoder(
     >>> encoder.stem, encoder.width, encoder.dim
     ('small', 512, 64)
     """
+    stored, own_name = stored_spec(weights), shown_name(name)
     if weights is not None and stem == "auto":
-        stem = stem_of(weights)
-    backbone = build_backbone(name, stem=stem, image_size=image_size)
-    encoder = Encoder(shown_name(name), backbone, dim=_checked_dim(backbone.width if dim is None else dim), head=head)
+        stem = str(stored.get("stem", "imagenet"))
+    config = stored.get("config") if stored.get("name") == own_name else None
+    backbone = build_backbone(name, stem=stem, image_size=image_size, config=config)
+    encoder = Encoder(own_name, backbone, dim=_checked_dim(backbone.width if dim is None else dim), head=head)
     if weights is not None:
-        load_weights(name, backbone, weights)
+        encoder.text_source = load_weights(name, backbone, weights)
     return encoder
 
 

@@ -20,6 +20,7 @@ from torchvision.models import get_model_weights
 from kedge.encoders import transformers
 from kedge.encoders.backbones import TIMM, Backbone, check_name, timm_model
 from kedge.encoders.network import CONNECT_SECONDS, fetching, reach
+from kedge.encoders.text import text_source
 from kedge.encoders.transformers import HF, TransformersBackbone
 from kedge.errors import WeightsError
 from kedge.images import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
@@ -33,8 +34,8 @@ __all__ = [
     "misfits",
     "pretrained_cfg",
     "pretrained_preprocessing",
-    "stem_of",
     "stored_preprocessing",
+    "stored_spec",
 ]
 
 DEFAULT = ("default", "imagenet")
@@ -140,18 +141,23 @@ def fetch_weights(name: str, weights: str = "default", *, timeout: float = CONNE
         return path
 
 
-def load_weights(name: str, backbone: Backbone, weights: str | Path) -> None:
-    """Load pretrained weights by name, a local file or a Kedge model's into ``backbone``."""
-    path, _ = _stored_model(weights)
+def load_weights(name: str, backbone: Backbone, weights: str | Path) -> str | None:
+    """Load pretrained weights by name, a local file or a Kedge model's into ``backbone``.
+
+    Returns where the text tower that they were trained with is found, if there is one.
+    """
+    path, description = _stored_model(weights)
     if isinstance(backbone.network, TransformersBackbone) and not path.is_file():
-        backbone.network.load(path if path.is_dir() else fetch_weights(name, str(weights)))
-        return
+        folder = path if path.is_dir() else fetch_weights(name, str(weights))
+        backbone.network.load(folder)
+        return text_source(f"{HF}{path}" if path.is_dir() else name, folder)
     if isinstance(weights, str) and not path.suffix and not path.is_file():
         path = fetch_weights(name, weights)
     state = _read_weights(path)
     if path == _packaged_weights(name):
         state = _timm_names(state, [*backbone.network.state_dict()])
     _fit_weights(name, backbone, state, path)
+    return description.get("text")
 
 
 def _is_default(name: str) -> bool:
@@ -179,9 +185,9 @@ def _timm_names(state: dict[str, Tensor], names: list[str]) -> dict[str, Tensor]
     return dict(zip(names, (state[key] for key in own), strict=True)) if same_kinds else state
 
 
-def stem_of(weights: str | Path) -> str:
-    """The stem that a Kedge model was trained with; of all other weights, the usual one."""
-    return str(_stored_model(weights)[1].get("encoder", {}).get("stem", "imagenet"))
+def stored_spec(weights: str | Path | None) -> dict[str, Any]:
+    """The `Encoder.spec` of a Kedge model or run; empty for all other weights."""
+    return {} if weights is None else dict(_stored_model(weights)[1].get("encoder", {}))
 
 
 def stored_preprocessing(weights: str | Path | None) -> Preprocessing | None:

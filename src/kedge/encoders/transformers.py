@@ -21,7 +21,9 @@ __all__ = [
     "TransformersBackbone",
     "fetch_folder",
     "import_transformers",
+    "load_config",
     "pretrained_cfg",
+    "quiet",
     "read_config",
     "shown_name",
 ]
@@ -29,6 +31,7 @@ __all__ = [
 HF = "hf:"
 _SIDE = 224
 _CONFIG_FILES = ("config.json", "preprocessor_config.json", "processor_config.json")
+_TEXT_FILES = ("tokenizer*", "vocab.*", "merges.txt", "spiece.model", "special_tokens_map.json", "added_tokens.json")
 _WEIGHT_FILES = (("model*.safetensors", "model*.safetensors.index.json"), ("pytorch_model*.bin", "pytorch_model*.json"))
 # What is said of the weights' origin, of classes and of ways to compute. Some of it names code or kernels elsewhere,
 # and a model's folder may come from a stranger.
@@ -37,6 +40,8 @@ _OMITTED = (
     *("attn_implementation", "auto_map", "custom_pipelines", "dtype", "experts_implementation", "quantization_config"),
     *("return_dict", "torch_dtype"),
 )
+_PROJECTED = "projected"
+"""In the configuration of a CLIP: features are in the space that it shares with texts. Models of 0.1 do not say so."""
 _MAX_NUMBERS = 2**22
 """Sizes and depths of a network, all together: some are counted up to before its first layer is built."""
 
@@ -63,7 +68,7 @@ class TransformersBackbone(nn.Module):
         if self._resizable and self._side is not None and images.shape[-2:] != (self._side, self._side):
             options["interpolate_pos_encoding"] = True
         outputs = self.model(pixel_values=images, **options)
-        pooled: Tensor | None = getattr(outputs, "pooler_output", None)
+        pooled: Tensor | None = getattr(outputs, "image_embeds", getattr(outputs, "pooler_output", None))
         if pooled is None:
             values: Tensor = outputs.last_hidden_state
             tokens = values.flatten(2).mT if values.ndim == 4 else values
@@ -88,7 +93,7 @@ class TransformersBackbone(nn.Module):
     def load(self, folder: Path) -> None:
         """Take over the weights in a folder in the Hub's layout."""
         try:
-            with _quiet():
+            with quiet():
                 kind: Any = type(self.model)
                 pretrained, notes = kind.from_pretrained(
                     folder,
@@ -109,8 +114,11 @@ class TransformersBackbone(nn.Module):
         self.model.load_state_dict(_without_dense_pooler(pretrained).state_dict())
 
 
-def fetch_folder(name: str, *, weights: bool = True, timeout: float = CONNECT_SECONDS) -> Path:
-    """The folder of ``hf:<folder>`` or ``hf:<organisation>/<model>[@<revision>]``, downloaded if need be."""
+def fetch_folder(name: str, *, weights: bool = True, text: bool = False, timeout: float = CONNECT_SECONDS) -> Path:
+    """The folder of ``hf:<folder>`` or ``hf:<organisation>/<model>[@<revision>]``, downloaded if need be.
+
+    With ``text``, a tokenizer is needed too.
+    """
     source = name.removeprefix(HF)
     local = Path(source).expanduser()
     if local.is_dir():
@@ -124,26 +132,28 @@ def fetch_folder(name: str, *, weights: bool = True, timeout: float = CONNECT_SE
     def snapshot(files: tuple[str, ...], **options: Any) -> Path | None:
         folder = Path(hub.snapshot_download(repository, revision=revision or None, allow_patterns=[*files], **options))
         has_weights = any(folder.glob("*.safetensors")) or any(folder.glob("pytorch_model*.bin"))
-        return folder if (folder / "config.json").is_file() and (has_weights or not weights) else None
+        is_complete = (has_weights or not weights) and (any(folder.glob("tokenizer*")) or not text)
+        return folder if (folder / "config.json").is_file() and is_complete else None
 
-    advice = f"download it with a network (hf download {repository} --local-dir FOLDER) and pass encoder.name="
-    with fetching(f"Encoder {name} could not be downloaded from the Hugging Face Hub", f"{advice}{HF}FOLDER"):
+    what, use = ("The text tower of", "set model.text_source = '{}'") if text else ("Encoder", "pass encoder.name={}")
+    advice = f"download it with a network (hf download {repository} --local-dir FOLDER) and "
+    with fetching(f"{what} {name} could not be downloaded from the Hugging Face Hub", advice + use.format(f"{HF}FOLDER")):
         with suppress(hub.errors.LocalEntryNotFoundError):
             if cached := snapshot(_CONFIG_FILES, local_files_only=True):
                 return cached
         reach(hub.hf_hub_url(repository, "config.json"), timeout)
         # Plain tensors where there are any, else pickles, which are read without code.
         for files in _WEIGHT_FILES if weights else ((),):
-            if folder := snapshot((*_CONFIG_FILES, *files)):
+            if folder := snapshot((*_CONFIG_FILES, *_TEXT_FILES, *files)):
                 return folder
-        raise FileNotFoundError("it holds no config.json, or no weights")
+        raise FileNotFoundError(f"it holds no config.json, or no {'tokenizer' if text else 'weights'}")
 
 
 def pretrained_cfg(name: str) -> dict[str, Any]:
     """The preprocessing of the pretrained weights of ``name``, in timm's words, as its image processor has it."""
     folder = fetch_folder(name, weights=False)
     values: dict[str, Any] = {}
-    with suppress(Exception), _quiet():  # it has none, or one that needs code of its own
+    with suppress(Exception), quiet():  # it has none, or one that needs code of its own
         processor = import_transformers().AutoImageProcessor.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
@@ -176,14 +186,17 @@ def _build(config: Mapping[str, Any]) -> nn.Module:
         raise ConfigError(f"transformers {transformers.__version__} has no model of type {kind!r}: upgrade it.")
     if _numbers(config) > _MAX_NUMBERS:
         raise ConfigError(f"The {kind} model has sizes that add up to more than {_MAX_NUMBERS:,}: it is too large.")
-    built_config: Any = None if _wraps(config) else transformers.CONFIG_MAPPING[kind].from_dict(dict(config))
+    options = {key: value for key, value in config.items() if key != _PROJECTED}
+    built_config: Any = None if _wraps(config) else transformers.CONFIG_MAPPING[kind].from_dict(options)
+    if kind == "clip_vision_model" and config.get(_PROJECTED):
+        return transformers.CLIPVisionModelWithProjection(built_config)  # type: ignore[no-any-return]
     network = transformers.MODEL_MAPPING.get(type(built_config), None)
     network = network[0] if isinstance(network, tuple) else network
     if getattr(network, "main_input_name", None) != "pixel_values":
         raise ConfigError(f"Models of type {kind!r} do not turn one image into features: choose a ViT, DINOv2, Swin …")
     if hasattr(built_config, "mask_ratio"):
         built_config.mask_ratio = 0.0  # masked autoencoders would look at some patches only, at random
-    with _quiet():
+    with quiet():
         model: nn.Module = transformers.AutoModel.from_config(built_config, trust_remote_code=False)
     return model
 
@@ -205,16 +218,24 @@ def _numbers(value: Any) -> int:
 
 def read_config(folder: Path) -> dict[str, Any]:
     """The configuration in a folder in the Hub's layout, of a model with several parts that of the one for images."""
+    config = load_config(folder)
+    plain = _plain(getattr(config, "vision_config", config).to_dict())
+    if config.model_type == "clip":
+        plain |= {"projection_dim": config.projection_dim, _PROJECTED: True}
+    return plain
+
+
+def load_config(folder: Path) -> Any:
+    """The configuration in a folder in the Hub's layout, as transformers has it."""
     transformers = import_transformers()
     try:
-        with _quiet():
-            config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        with quiet():
+            return transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # a missing file, damaged JSON, a model that needs code of its own
         raise ConfigError(
             f"{folder} holds no configuration that transformers can use without remote code "
             f"({first_line(error)}): choose a model that is part of transformers."
         ) from error
-    return _plain(getattr(config, "vision_config", config).to_dict())
 
 
 def _side(size: Any) -> int | None:
@@ -242,7 +263,7 @@ def _without_dense_pooler(model: nn.Module) -> nn.Module:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keep what transformers says of unused classifiers, and its bars, off the screen."""
     logs = import_transformers().utils.logging
     level, bars = logs.get_verbosity(), logs.is_progress_bar_enabled()

@@ -21,7 +21,7 @@ from kedge.gallery.distances import unit_rows
 from kedge.gallery.ingest import Added, add_images, dataset_images, list_with_labels
 from kedge.gallery.location import Location, wrap_url_errors
 from kedge.gallery.manifest import ListKind, Manifest, create_folder, download_folder, open_model, read_manifest
-from kedge.gallery.ranking import RANKS, Rank, Searcher, VectorSearch, compare
+from kedge.gallery.ranking import RANKS, Rank, Searcher, VectorSearch, compare, looks_probes
 from kedge.gallery.schema import check_columns, check_vectors, require_positive
 from kedge.gallery.search import Item, Result, Snapshot
 from kedge.gallery.snapshot import SnapshotLoader, stolen_items
@@ -351,6 +351,54 @@ class Gallery:
             rank=rank,
             exclude_id=exclude_id,
         )[0]
+
+    def search_text(self, text: str, k: int = 20, method: Method = "two_stage", where: str | None = None) -> Result:
+        """The k items that a text describes best, of any label: by the cosine of its vector and their features.
+
+        For models whose encoder has a text tower (CLIP, SigLIP). No anchor takes part: all items are compared or, by
+        `two_stage` in a gallery of more than 100,000, those of the nearest eighth of the lists.
+        """
+        return self.search_text_vector(self.embed_text(text), k, method, where)
+
+    def embed_text(self, text: str) -> np.ndarray:
+        """A text in the space of the features, of length 1; raises where this gallery cannot be searched by text."""
+        if self.model is None:
+            raise ConfigError(f"{self.location} was made without a model: text needs one with a text tower.")
+        vector: np.ndarray = self.model.embed_text(text)[0].numpy()
+        if not self.takes_text:
+            raise ConfigError(f"{self.location} keeps no features to compare a text with: index the images again.")
+        return vector
+
+    @property
+    def takes_text(self) -> bool:
+        """Whether it can be searched by text: its model has a text tower, and it keeps features of its space."""
+        model = self.model
+        if model is None or model.text_source is None:
+            return False
+        return self.features > 0 or (model.normalize and not model.has_features)
+
+    def search_text_vector(
+        self,
+        vector: np.ndarray,
+        k: int = 20,
+        method: Method = "two_stage",
+        where: str | None = None,
+        *,
+        snapshot: Snapshot | None = None,
+    ) -> Result:
+        """`search_text` with the vector that `embed_text` made of a text; in the newest version, or in a `snapshot`."""
+        snapshot = self.snapshot() if snapshot is None else snapshot
+        queries, options = vector[None], dict[str, Any](where=where, snapshot=snapshot)
+        if self.features:
+            # A text has no embedding.
+            none = np.zeros((1, self.dim), np.float32)
+            [result] = self.search_embeddings(none, k, method, features=queries, rank="looks", **options)
+        else:
+            probes = looks_probes(snapshot)
+            method = "brute_force" if method == "two_stage" and probes is None else method
+            [result] = self.search_embeddings(queries, k, method, probes or 1, **options)
+        result.rank, result.anchors, result.unknown = "looks", [], None
+        return result
 
     def query_vectors(
         self, query: Query, *, allow_url: bool = False

@@ -52,10 +52,13 @@ def text(value: str) -> str:
     return escape(value.encode("utf-8", "replace").decode())
 
 
-def search_page(gallery: Gallery, query: Path | str | int, result: Result) -> str:
-    """The page: the query on the left, its hits on the right, nearest first."""
-    path, label = (str(query), None) if isinstance(query, (Path, str)) else gallery.item(query)[1:3]
-    name = Path(path).name if path is not None else f"item {query}"
+def search_page(gallery: Gallery, query: Path | str | int | None, result: Result, *, words: str | None = None) -> str:
+    """The page: the query, which may be `words` alone, on the left, its hits on the right, nearest first."""
+    path: str | None = None if query is None else str(query)
+    label: str | None = None
+    if isinstance(query, int):
+        path, label = gallery.item(query)[1:3]
+    name = words or (Path(path).name if path is not None else f"item {query}")
     anchors = [anchor for anchor in result.anchors if anchor is not None]
     facts = {"Gallery": str(gallery.location), "Items": f"{len(gallery):,}"}
     if result.rank == "looks":
@@ -68,12 +71,13 @@ def search_page(gallery: Gallery, query: Path | str | int, result: Result) -> st
         facts["Unknown"] = "unlike every trained class"
     caption = f'<div class="label">{text(label)}</div>' if label is not None else ""
     caption += f'<div class="soft path">{text(name)}</div>'
+    picture = '<div class="hole">a text</div>' if words else _linked(path, _QUERY_SIDE)
     count = len(result.hits)
     cells = "".join(f"<dt>{text(key)}</dt><dd>{text(value)}</dd>" for key, value in facts.items())
     heading = f"{count:,} {'hit' if count == 1 else 'hits'}, nearest first" if count else "Nothing was found"
     hits = "\n".join(_hit(gallery, rank, hit, label) for rank, hit in enumerate(result.hits, start=1))
     body = (
-        f"<aside>\n<h1>Query</h1>\n<figure>{_linked(path, _QUERY_SIDE)}<figcaption>{caption}</figcaption></figure>\n"
+        f"<aside>\n<h1>Query</h1>\n<figure>{picture}<figcaption>{caption}</figcaption></figure>\n"
         f"<dl>{cells}</dl>\n</aside>\n<section>\n<h2>{heading}</h2>\n<ol>\n{hits}\n</ol>\n</section>"
     )
     return frame(f"{name} in {gallery.location.name}", Path(__file__).with_name("search.css"), body)

@@ -18,7 +18,7 @@ from kedge.gallery.search import BLOCK, Columns, Result, Snapshot, k_nearest
 from kedge.gallery.snapshot import Items, SnapshotLoader
 from kedge.model.calibration import NEIGHBOURS, SHARES, familiarity
 
-__all__ = ["RANKS", "Pair", "Rank", "Searcher", "VectorSearch", "compare"]
+__all__ = ["RANKS", "Pair", "Rank", "Searcher", "VectorSearch", "compare", "looks_probes"]
 
 Rank = Literal["auto", "class", "looks"]
 RANKS = get_args(Rank)
@@ -169,6 +169,11 @@ class Pair:
         return rows[0] if len(rows) == 1 else np.concatenate([self._order[:0], *rows])
 
 
+def looks_probes(snapshot: Snapshot) -> int | None:
+    """How many lists a search by looks reads: one in eight of a large gallery, else all (None)."""
+    return None if len(snapshot) <= EXACT_ITEMS else -(-len(snapshot.anchors) // _SHARE)
+
+
 def compare(
     pair: Pair,
     embeddings: np.ndarray,
@@ -205,9 +210,10 @@ class Comparison:
         self.pair, self.embeddings, self._features = pair, embeddings, features
         self._matching, self._mask = matching, None if matching is None else np.isin(pair.ids, matching)
         looks, probed = pair.looks, None
-        self._complete = exhaustive or len(looks) <= EXACT_ITEMS
-        if not self._complete:
-            probed = list(looks.anchors.nearest(features, -(-len(looks.anchors) // _SHARE)))
+        probes = None if exhaustive else looks_probes(looks)
+        self._complete = probes is None
+        if probes is not None:
+            probed = list(looks.anchors.nearest(features, probes))
         self._squares = np.full((len(features), len(pair.ids)), np.inf, np.float32)
         for part, _, asking, first, end in looks.ranges(len(features), probed):
             lists, start = looks.parts[part].lists, int(looks.starts[part])

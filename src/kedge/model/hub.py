@@ -15,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from kedge.encoders.transformers import HF
 from kedge.errors import ConfigError, DownloadError, KedgeError, ModelError, ServiceError, first_line
 from kedge.model.io import DESCRIPTION, WEIGHTS, is_model
 
@@ -57,6 +58,7 @@ def save_pretrained(
         with TemporaryDirectory(prefix=f".{target.name}.", suffix=".saving", dir=target.parent) as scratch:
             staging = Path(scratch, "model")
             model.save(staging)
+            _forget_local_text(staging / DESCRIPTION)
             (staging / _CONFIG).write_text(config, encoding="utf-8")
             (staging / _CARD).write_text(card, encoding="utf-8")
             target.mkdir(exist_ok=True)
@@ -113,6 +115,14 @@ def push_to_hub(
             Path(scratch, _CARD).unlink()
         title = commit_message or f"Kedge model {model.fingerprint}"
         return str(api.upload_folder(repo_id=repo_id, folder_path=scratch, commit_message=title).commit_url)
+
+
+def _forget_local_text(file: Path) -> None:
+    """Leave a text tower's local folder out of a model's description: it means nothing elsewhere."""
+    description = json.loads(file.read_bytes())
+    if Path(description.get("text", "").removeprefix(HF)).is_absolute():
+        del description["text"]
+        file.write_text(json.dumps(description, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _config(model: Model) -> dict[str, Any]:

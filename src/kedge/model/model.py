@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from kedge.encoders import DEFAULT_ENCODER, Encoder, build_encoder, pretrained_preprocessing
 from kedge.encoders.backbones import TIMM
+from kedge.encoders.text import EXAMPLE, TextTower
 from kedge.encoders.transformers import HF
 from kedge.errors import ConfigError, ModelError
 from kedge.images import Preprocessing
@@ -107,6 +108,7 @@ class Model:
     ) -> None:
         self.encoder = encoder
         self._inference = Inference()
+        self._text_tower: TextTower | None = None
         self.classes = tuple(classes)
         self.preprocessing = preprocessing
         self.loss = loss
@@ -209,6 +211,46 @@ class Model:
             features.append(part.float().cpu())
             embeddings.append(self.embed_features(part).float().cpu())
         return Vectors(torch.cat(embeddings), torch.cat(features))
+
+    @property
+    def text_source(self) -> str | None:
+        """Where the text tower of `embed_text` is: ``hf:<organisation>/<model>[@<revision>]`` or ``hf:<folder>``.
+
+        Set it where it moved, and `save`. None: the features share no space with texts.
+        """
+        return self.encoder.text_source
+
+    @text_source.setter
+    def text_source(self, source: str | None) -> None:
+        if source is not None and (not isinstance(source, str) or source[:3] != HF or source == HF):
+            raise ConfigError(f"text_source must be {HF}<model> or {HF}<folder>; found {source!r}.")
+        if source is not None and (folder := Path(source.removeprefix(HF)).expanduser()).is_dir():
+            source = f"{HF}{folder.resolve()}"
+        self.encoder.text_source, self._text_tower = source, None
+
+    def embed_text(self, texts: str | Sequence[str]) -> Tensor:
+        """Texts in the space of the features: N x width, of length 1, float32, on the CPU (one text: N = 1).
+
+        Needs an encoder that was trained with a text tower (CLIP, SigLIP), which is loaded at the first call from
+        where `text_source` says. Texts are taken as they are, and cut off where the tower's input ends.
+        """
+        texts = [texts] if isinstance(texts, str) else list(texts)
+        if not all(isinstance(text, str) and text.strip() for text in texts):
+            raise ConfigError("text must not be empty: describe what to look for, such as 'a photo of a red car'.")
+        if self.text_source is None:
+            raise ConfigError(
+                f"the encoder {self.encoder.name} has no text tower, or was trained away from it: use a pretrained or "
+                f"frozen CLIP or SigLIP, such as {EXAMPLE}."
+            )
+        if self._text_tower is None:
+            self._text_tower = TextTower(self.text_source)
+        vectors = self._text_tower.embed(texts) if texts else torch.empty(0, self.width)
+        if vectors.shape[1] != self.width:
+            raise ConfigError(
+                f"the text tower of {self.text_source} makes vectors of {vectors.shape[1]} numbers, and the features "
+                f"have {self.width}: it is that of another model."
+            )
+        return vectors
 
     def embed_pixels(self, pixels: Tensor) -> Tensor:
         """Embeddings, B x n on the model's device, of uint8 pixels B x 3 x H x W of the final size."""
@@ -350,6 +392,8 @@ class Model:
         }
         if self.calibration is not None:
             description["calibration"] = self.calibration.to_json()
+        if self.text_source is not None:
+            description["text"] = self.text_source
         write_folder(path, description, self._tensors())
 
     @classmethod
@@ -395,6 +439,7 @@ class Model:
                 normalize=bool(description.get("normalize", False)),
                 calibration=Calibration.from_json(description.get("calibration")),
             )
+            model.text_source = description.get("text")
         except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
             reason = " ".join(str(error).split())
             raise ModelError(f"model {path} cannot be opened, its parts do not fit together: {reason}") from error

@@ -65,6 +65,12 @@ class Client:
             return dict(self._json("GET", f"/items/{query}/similar", options))
         return dict(self._json("POST", "/search", options, _content(query)))
 
+    def search_text(
+        self, text: str, k: int = 20, method: str = "two_stage", labels: Sequence[str] = ()
+    ) -> dict[str, Any]:
+        """What a text describes best, where the gallery's model has a text tower; see `Gallery.search_text`."""
+        return dict(self._json("GET", "/search", {"text": text, "k": k, "method": method, "label": list(labels)}))
+
     def items(self, label: str | None = None) -> Iterator[dict[str, Any]]:
         """All items, or those with a label, in order of their ids."""
         options: dict[str, Any] = {"limit": 500} | ({} if label is None else {"label": label})

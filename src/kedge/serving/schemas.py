@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 MAX_ID = 2**63 - 1
 MAX_K = 200
 MAX_PROBES = 64
+MAX_TEXT = 1000
 Id = Annotated[int, Path(ge=0, le=MAX_ID, description="An item.")]
 Count = Annotated[int, Field(ge=0)]
 Distance = Annotated[float, Field(ge=0)]
@@ -194,6 +195,7 @@ class Info(_Schema):
     classes: Count
     dim: int
     features: Count = Field(description="The size of the features that looks are compared by; 0: there are none.")
+    text: bool = Field(description="Whether it can be searched by text.")
     lists: str
     precision: str
     thumbnails: Count

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import math
 import os
 import threading
@@ -19,7 +20,7 @@ from fastapi import Depends, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
-from kedge.errors import ConfigError, ImageError
+from kedge.errors import ConfigError, ImageError, KedgeError
 from kedge.gallery import Gallery, Result
 from kedge.gallery.anchors import Anchors
 from kedge.gallery.inverted_lists import DamagedLists
@@ -34,6 +35,7 @@ from kedge.serving.uploads import BUSY, Uploads
 __all__ = ["Service", "ServiceDependency"]
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 _THUMBNAIL_SIDE = 256
 """Of thumbnails that are made here, where the gallery keeps none."""
 _THUMBNAIL_CACHE = 512
@@ -50,7 +52,7 @@ class Service:
         self.gallery = Gallery.open(path, memory=settings.memory)
         # Writing moves a Gallery on to a newer version, so that readers have one of their own.
         self._writer = Gallery.open(path, self.gallery.model) if settings.writable else None
-        self._writing, self.drawing = asyncio.Lock(), asyncio.Lock()
+        self._writing, self.drawing, self._text = asyncio.Lock(), asyncio.Lock(), asyncio.Lock()
         self.uploads = Uploads(settings, metrics)
         self._slots = asyncio.Semaphore(settings.concurrency)
         model = self.gallery.model
@@ -70,8 +72,8 @@ class Service:
 
     async def start(self) -> None:
         """Read what the first request would wait for."""
-        # One each for the map and a write, which no search waits for.
-        anyio.to_thread.current_default_thread_limiter().total_tokens = _WORKERS + 2
+        # One each for the map, a write and a text, whose tower may have to be loaded: no search waits for these.
+        anyio.to_thread.current_default_thread_limiter().total_tokens = _WORKERS + 3
         catalogue = await run_in_threadpool(self.catalogue)
         if self.gallery.model is not None:
             side = self.gallery.model.preprocessing.size or 32
@@ -131,6 +133,19 @@ class Service:
         if self._encoder is None:
             raise RuntimeError("There is no encoder.")
         return await self._encoder.embed(pixels)
+
+    async def embed_text(self, text: str) -> np.ndarray:
+        """A text in the space of the features."""
+        if not self.gallery.takes_text:
+            raise HTTPException(409, "This gallery cannot be searched by text: its encoder has no text tower.")
+        if not text.strip():
+            raise HTTPException(422, "The text is empty: describe what to look for.")
+        try:
+            async with self._text:
+                return await run_in_threadpool(self.gallery.embed_text, text)
+        except KedgeError as error:
+            _log.error("Texts cannot be embedded: %s", error)
+            raise HTTPException(503, "The text tower cannot be loaded: the server's log says why.") from None
 
     def vectors(self, catalogue: Catalogue, id: int) -> QueryVectors:
         """Embedding and features of an item."""

@@ -229,6 +229,8 @@ class _Run:
             head = "batchnorm" if recipe.freeze and "batchnorm" in heads else heads[0]
         encoder: Encoder = build(self.config.encoder, head=head, image_size=size)
         self.encoder = encoder.freeze() if recipe.freeze else encoder
+        if not recipe.freeze:
+            encoder.text_source = None  # training moves the features out of the space that they share with texts
         mean, std = (IMAGENET_MEAN, IMAGENET_STD) if recipe.normalize else (None, None)
         if "mean" in cfg:
             # They divide pixels by 255, we by 256.

@@ -100,10 +100,14 @@ export const thumbnailAddress = (id) => `${ROOT}/items/${id}/thumbnail`;
 /** The thumbnail's bytes, for a server with a key: an <img> cannot send one. */
 export const thumbnail = async (id) => (await call(`/items/${id}/thumbnail`)).blob();
 
-/** Searches with a picture of the gallery ({id}) or with one of the reader's own ({blob}). */
-export function search({ id, blob }, { k, rank, method, probes, labels }, signal) {
+/** Searches with a picture of the gallery ({id}), with one of the reader's own ({blob}) or with a {text}. */
+export function search({ id, blob, text }, { k, rank, method, probes, labels }, signal) {
   const asked = new URLSearchParams({ k, rank, method, probes });
   labels.forEach((label) => asked.append('label', label));
+  if (text !== undefined) {
+    asked.set('text', text);
+    return json(`/search?${asked}`, { signal });
+  }
   if (blob) return json(`/search?${asked}`, { method: 'POST', body: blob, signal });
   return json(`/items/${id}/similar?${asked}`, { signal });
 }

@@ -71,7 +71,7 @@ function showAnswer(query, answer) {
 }
 
 async function nameItem(query) {
-  if (query.blob) return;
+  if (query.id === undefined) return;
   const unnamed = { id: query.id, name: null, label: null }; // the search itself says what is wrong
   showItem(query, query.name === undefined ? await api.item(query.id).catch(() => unnamed) : query);
 }
@@ -118,6 +118,7 @@ async function ask(query, { asNew = true } = {}) {
 
 /* A query that was answered before there was a map has no place on it: it is asked once more. */
 function placeAnswered() {
+  if (answered.query?.text !== undefined) return; // a text never has one
   if (answered.answer && !answered.answer.place && sameQuery(state.query, answered.query)) {
     ask(answered.query, { asNew: false });
   }
@@ -210,7 +211,7 @@ byId('about').open = wide;
 readState();
 showEverything();
 
-setUpIntake(askWithPicture);
+setUpIntake(askWithPicture, (text) => ask({ text }));
 setUpFilters(changeSettings);
 setUpLabels(changeSettings);
 setUpResults({ onSearch: ask, onRemove: openRemoving });

@@ -26,7 +26,8 @@ const mostProbes = () => Math.max(1, Math.min(galleryFacts()?.limits.probes ?? 1
 export function showFilters() {
   const { rank, method, k, probes, labels } = state;
   byId('labels-field').hidden = galleryFacts()?.classes === 0;
-  byId('rank-field').hidden = !galleryFacts()?.features;
+  const isText = state.query?.text !== undefined; // compared by looks, whatever is chosen
+  byId('rank-field').hidden = !galleryFacts()?.features || isText;
   document.querySelector(`input[name=rank][value=${rank}]`).checked = true;
   byId('rank-hint').textContent = RANK_HINTS[rank];
   document.querySelector(`input[name=method][value=${method}]`).checked = true;
@@ -39,7 +40,7 @@ export function showFilters() {
   byId('probes').value = probes;
   byId('probes-shown').textContent = probes;
   byId('probes').setAttribute('aria-valuetext', plural(Number(probes), 'list'));
-  byId('probes-field').hidden = method === 'brute_force' || rank === 'looks';
+  byId('probes-field').hidden = method === 'brute_force' || rank === 'looks' || isText;
   const only = labels.length ? ` · ${plural(labels.length, 'label')}` : '';
   const by = rank === 'auto' ? '' : ` · by ${rank}`;
   byId('settings-brief').textContent = `${NAMES[method]}${by} · ${k}${only}`;

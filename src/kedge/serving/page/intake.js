@@ -1,4 +1,4 @@
-/** The ways a picture gets in: drop, paste, file chooser and camera. */
+/** The ways a query gets in: drop, paste, file chooser and camera, and a text. */
 
 import { byId } from './dom.js';
 
@@ -51,10 +51,15 @@ function setUpChoosers(onPicture) {
   });
 }
 
-/** Hands every picture that comes in to `onPicture(file)`. */
-export function setUpIntake(onPicture) {
+/** Hands every picture that comes in to `onPicture(file)`, every text to `onText(text)`. */
+export function setUpIntake(onPicture, onText) {
   setUpDrop(onPicture);
   setUpChoosers(onPicture);
+  byId('describe').addEventListener('submit', (event) => {
+    event.preventDefault();
+    const text = byId('text').value.trim();
+    if (text) onText(text);
+  });
   addEventListener('paste', (event) => {
     const file = [...(event.clipboardData?.files ?? [])].find(({ type }) => type.startsWith('image/'));
     if (!file || dialogOpen()) return;

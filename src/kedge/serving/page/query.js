@@ -19,6 +19,8 @@ function ownPicture({ blob }) {
   return square;
 }
 
+const ownText = () => make('span', { class: 'picture none', data: { initial: 'Aa' } });
+
 function describe(title, ...text) {
   byId('asked-title').textContent = title;
   byId('asked-text').replaceChildren(...text);
@@ -30,10 +32,14 @@ export function showQuery(query) {
   byId('hero').hidden = query !== null;
   byId('asked').hidden = query === null;
   if (query && !sameQuery(query, shown)) {
-    byId('query-picture').replaceChildren(query.blob ? ownPicture(query) : picture(query));
-    if (query.blob) describe(query.name || 'Your picture', 'Your picture');
+    const isText = query.text !== undefined;
+    byId('query-picture').replaceChildren(isText ? ownText() : query.blob ? ownPicture(query) : picture(query));
+    if (isText) describe(query.text, 'Your text');
+    else if (query.blob) describe(query.name || 'Your picture', 'Your picture');
     else if (query.name === undefined) describe('\u00a0', 'From the gallery'); // its name is on the way
   }
+  byId('describe').hidden = !galleryFacts()?.text;
+  if (document.activeElement !== byId('text')) byId('text').value = query?.text ?? '';
   byId('add').hidden = !(query?.blob && galleryFacts()?.writable);
   shown = query;
 }
@@ -45,9 +51,10 @@ export function showItem(query, item) {
   describe(itemName(item), 'From the gallery', ...(label ?? []));
 }
 
-/** Says how long the encoder took for the reader's picture. */
+/** Says how long the encoder took for the reader's picture or text. */
 export function showEncoding(query, seconds) {
-  if (query.blob) byId('asked-text').textContent = `Your picture · encoded in ${time(seconds.encoder)}`;
+  if (query.id !== undefined) return;
+  byId('asked-text').textContent = `Your ${query.blob ? 'picture' : 'text'} · encoded in ${time(seconds.encoder)}`;
 }
 
 /** A gallery without a model cannot be searched with pictures from outside. */

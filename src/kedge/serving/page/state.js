@@ -7,7 +7,7 @@ const PLAIN = { k: 20, rank: 'auto', method: 'two_stage', probes: 1, view: 'resu
 /* Pictures that were dropped have no address: they are kept here, and the history entry holds their number. */
 const kept = new Map();
 
-/** {query: {id} | {picture, blob, name} | null, k, rank, method, probes, labels, view} */
+/** {query: {id} | {text} | {picture, blob, name} | null, k, rank, method, probes, labels, view} */
 export const state = { query: null, labels: [], ...PLAIN };
 
 const wholeNumber = (text, otherwise) => (/^\d{1,9}$/.test(text ?? '') && Number(text) > 0 ? Number(text) : otherwise);
@@ -30,12 +30,14 @@ export function readState() {
   state.labels = [...new Set(asked.getAll('label'))];
   const item = asked.get('item');
   if (/^\d{1,15}$/.test(item ?? '')) state.query = { id: Number(item) };
+  else if (asked.get('text')) state.query = { text: asked.get('text') };
   else state.query = kept.get(history.state?.picture) ?? null;
 }
 
 function address() {
   const asked = new URLSearchParams();
   if (state.query?.id !== undefined) asked.set('item', state.query.id);
+  if (state.query?.text !== undefined) asked.set('text', state.query.text);
   for (const [name, plain] of Object.entries(PLAIN)) if (state[name] !== plain) asked.set(name, state[name]);
   state.labels.forEach((label) => asked.append('label', label));
   return asked.size ? `?${asked}` : location.pathname;
@@ -48,5 +50,5 @@ export function writeState(asNew) {
   else history.replaceState(entry, '', address());
 }
 
-/** Whether two queries ask with the same picture. */
-export const sameQuery = (one, other) => one?.id === other?.id && one?.picture === other?.picture;
+/** Whether two queries ask with the same picture or text. */
+export const sameQuery = (one, other) => ['id', 'text', 'picture'].every((name) => one?.[name] === other?.[name]);

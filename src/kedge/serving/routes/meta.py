@@ -36,6 +36,7 @@ def info(service: ServiceDependency) -> schemas.Info:
         classes=len(catalogue.label_names),
         dim=gallery.dim,
         features=gallery.features,
+        text=gallery.takes_text,
         lists=gallery.lists,
         precision=gallery.precision,
         thumbnails=gallery.thumbnails,

@@ -1,4 +1,4 @@
-"""Search with an image or with an item."""
+"""Search with an image, an item or a text."""
 
 # No `from __future__ import annotations`: FastAPI evaluates those of SearchOptions without this module's names.
 import time
@@ -16,7 +16,7 @@ from kedge.gallery.gallery import Method, Rank
 from kedge.serving import schemas
 from kedge.serving.batching import QueryVectors
 from kedge.serving.catalogue import Catalogue, shown_name
-from kedge.serving.schemas import MAX_K, MAX_PROBES, Id
+from kedge.serving.schemas import MAX_K, MAX_PROBES, MAX_TEXT, Id
 from kedge.serving.service import Service, ServiceDependency
 from kedge.serving.uploads import REQUEST_BODY
 
@@ -65,6 +65,20 @@ async def similar(id: Id, options: Options, service: ServiceDependency) -> schem
         return await run_in_threadpool(_answer, service, id, options, time.perf_counter(), None)
 
 
+@router.get("/search")
+async def search_text(
+    text: Annotated[str, Query(min_length=1, max_length=MAX_TEXT, description="What to look for, in words.")],
+    options: Options,
+    service: ServiceDependency,
+) -> schemas.Answer:
+    """The items that a text describes best, by looks; `probes` and `rank` have no effect."""
+    async with service.slot():
+        started = time.perf_counter()
+        vector = await service.embed_text(text)
+        encoder = time.perf_counter() - started
+        return await run_in_threadpool(_answer_text, service, vector, options, started, encoder)
+
+
 def hit_schemas(hits: Iterable[Hit]) -> list[schemas.Hit]:
     """Hits as the API gives them."""
     return [
@@ -87,9 +101,7 @@ def _answer(
     query = service.vectors(catalogue, asked) if isinstance(asked, int) else asked
     if options.rank == "looks" and query.features is None:
         raise HTTPException(400, f"Item {exclude_id} was added without features: leave rank=looks out.")
-    quoted = ", ".join("'" + label.replace("'", "''") + "'" for label in options.label)
-    where = f"label IN ({quoted})" if quoted else None
-    chosen = {"probes": options.probes, "where": where, "exclude_id": exclude_id}
+    chosen = {"probes": options.probes, "where": _filter(options), "exclude_id": exclude_id}
 
     def search(method: Method, rank: Rank) -> Result:
         result = service.search(catalogue, query, options.k, method=method, rank=rank, **chosen)
@@ -109,7 +121,7 @@ def _answer(
     nearest = anchors.nearest(query.embedding[None], min(_NEAREST_ANCHORS, len(anchors)))[0]
     distances = np.linalg.norm(anchors.vectors[nearest] - query.embedding, axis=1)
     return schemas.Answer(
-        searches=[_search_schema(catalogue, query, method, result) for method, result in results.items()],
+        searches=[_search_schema(catalogue, query.embedding, method, result) for method, result in results.items()],
         nearest=[
             schemas.NearAnchor(anchor=anchor, name=anchors.names[anchor], distance=distance)
             for anchor, distance in zip(nearest.tolist(), distances.tolist(), strict=True)
@@ -122,12 +134,34 @@ def _answer(
     )
 
 
-def _search_schema(catalogue: Catalogue, query: QueryVectors, method: Method, result: Result) -> schemas.Search:
+def _answer_text(
+    service: Service, vector: np.ndarray, options: SearchOptions, started: float, encoder: float
+) -> schemas.Answer:
+    """What one version of the gallery holds that is like a text: it is near no anchor, and not on the map."""
+    catalogue, where = service.catalogue(), _filter(options)
+    searches = []
+    for method in get_args(schemas.Method) if options.method == "both" else [options.method]:
+        result = service.gallery.search_text_vector(vector, options.k, method, where, snapshot=catalogue.snapshot)
+        service.metrics.searched.labels(method).observe(result.seconds)
+        searches.append(_search_schema(catalogue, vector, method, result))
+    seconds = schemas.Seconds(encoder=encoder, total=time.perf_counter() - started)
+    version = catalogue.snapshot.version
+    return schemas.Answer(
+        searches=searches, nearest=[], rank="looks", unknown=None, place=None, seconds=seconds, record=version
+    )
+
+
+def _filter(options: SearchOptions) -> str | None:
+    quoted = ", ".join("'" + label.replace("'", "''") + "'" for label in options.label)
+    return f"label IN ({quoted})" if quoted else None
+
+
+def _search_schema(catalogue: Catalogue, embedding: np.ndarray, method: Method, result: Result) -> schemas.Search:
     in_lists = method == "two_stage" and result.rank == "class"
     return schemas.Search(
         method=method,
         hits=hit_schemas(result),
         looked_at=result.anchors if in_lists or result.rank == "looks" else [],
-        compared=catalogue.items_in(result.anchors, query.embedding) if in_lists else len(catalogue),
+        compared=catalogue.items_in(result.anchors, embedding) if in_lists else len(catalogue),
         seconds=result.seconds,
     )
