@@ -137,7 +137,9 @@ def fetch_folder(name: str, *, weights: bool = True, text: bool = False, timeout
 
     what, use = ("The text tower of", "set model.text_source = '{}'") if text else ("Encoder", "pass encoder.name={}")
     advice = f"download it with a network (hf download {repository} --local-dir FOLDER) and "
-    with fetching(f"{what} {name} could not be downloaded from the Hugging Face Hub", advice + use.format(f"{HF}FOLDER")):
+    with fetching(
+        f"{what} {name} could not be downloaded from the Hugging Face Hub", advice + use.format(f"{HF}FOLDER")
+    ):
         with suppress(hub.errors.LocalEntryNotFoundError):
             if cached := snapshot(_CONFIG_FILES, local_files_only=True):
                 return cached
