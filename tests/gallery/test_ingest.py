@@ -159,13 +159,13 @@ def test_a_full_disk_is_one_sentence(gallery: Gallery, photos: Path, monkeypatch
 
 
 def test_bad_folders(gallery: Gallery, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="nowhere is not there"):
+    with pytest.raises(DataError, match="nowhere does not exist"):
         index_folder(gallery, tmp_path / "nowhere")
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match="is a file"):
         index_folder(gallery, tmp_path / "file")
     (tmp_path / "none").mkdir()
-    with pytest.raises(DataError, match="holds no images"):
+    with pytest.raises(DataError, match="has no images"):
         index_folder(gallery, tmp_path / "none")
 
 
