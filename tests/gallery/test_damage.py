@@ -205,7 +205,7 @@ def test_optimize_does_not_take_damage_of_older_versions_for_good(gallery: Galle
     opened = Gallery.open(gallery.path)
     numbers = [version.number for version in opened.versions()]
     assert set(before) - set(numbers) == {1}
-    with pytest.raises(ConfigError, match="version must be one of 2"):
+    with pytest.raises(ConfigError, match="versions go from 2 to"):
         opened.restore(1)
     opened.restore(before[-1])
     assert len(opened) == 616
@@ -253,7 +253,7 @@ def test_numbers_that_no_item_can_have(column: str, gallery: Gallery) -> None:
     with gallery.writing() as writer:
         writer.commit(writer.write(rows))
     for ask in (lambda: gallery.search(QUERIES[0], k=5, method="brute_force"), gallery.optimize):
-        with pytest.raises(GalleryError, match=r"not finite|no item can have|damaged items: (700|\d{16});"):
+        with pytest.raises(GalleryError, match=r"not finite|invalid ids|damaged items: (700|\d{16});"):
             ask()
 
 
@@ -275,7 +275,7 @@ def test_damaged_deletions(gallery: Gallery) -> None:
     for name in gallery._table.files():
         if "_deletions" in name:
             flip(gallery.path / name, (gallery.path / name).stat().st_size // 2)
-    with pytest.raises(GalleryError, match=r"_deletions.* not as it was written"):
+    with pytest.raises(GalleryError, match=r"_deletions.* differs from its checksum"):
         Gallery.open(gallery.path)
 
 

@@ -232,9 +232,9 @@ def test_items_without_features(tmp_path: Path, model: Model) -> None:
 def test_bad_input(filled: Filled, tmp_path: Path) -> None:
     gallery, vectors = filled.gallery, QUERIES.embeddings
     external = Gallery.create(tmp_path / "g", dim=DIM)
-    with pytest.raises(ConfigError, match="has no features beside its embeddings: leave rank='looks' out"):
+    with pytest.raises(ConfigError, match="has no features beside its embeddings; leave rank='looks' out"):
         external.search(vectors[0], rank="looks")
-    with pytest.raises(ConfigError, match="has no features beside its embeddings: leave features out"):
+    with pytest.raises(ConfigError, match="has no features beside its embeddings; leave features out"):
         external.add_embeddings(vectors, features=QUERIES.raw)
     external.add_embeddings(vectors)
     assert external.search_embeddings(vectors, features=QUERIES.raw)[0].rank == "class"

@@ -270,7 +270,7 @@ def test_a_map_of_too_many_anchors_is_refused_with_a_sentence(tmp_path: Path, mo
     with client_of(gallery.path) as api:
         answer = api.get("/map")
         assert answer.status_code == 422
-        assert answer.json() == {"error": "There is a map of up to 2,000 anchors; this gallery has 2,001."}
+        assert answer.json() == {"error": "The map shows up to 2,000 anchors; this gallery has 2,001."}
         found = api.get("/items/3/similar", params={"k": 1, "method": "brute_force"}).json()
         assert len(found["searches"][0]["hits"]) == 1
         assert found["place"] is None

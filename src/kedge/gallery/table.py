@@ -251,7 +251,7 @@ class Table:
         except Timeout as error:
             raise GalleryError(f"Another process is writing to {self.location}; try again when it is done.") from error
         except OSError as error:
-            message = f"{self.location} could not be written{system_reason(error)}; its items are unchanged."
+            message = f"{self.location} could not be written{system_reason(error)}; what it held before is kept."
             raise GalleryError(message) from error
 
     @contextmanager
