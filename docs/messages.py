@@ -12,6 +12,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "src" / "kedge"
 SHOWS = {"echo", "print", "warn", "warning", "error", "info", "Option", "Argument", "confirm", "prompt", "exit"}
+SHOWS |= {"HTTPException", "error_response"}
 """Functions and methods whose texts a user reads; so are those of every exception, and of a command's docstring."""
 
 

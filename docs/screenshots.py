@@ -1,4 +1,4 @@
-"""Takes the pictures of the page in docs/screenshots: desktop and phone, light and dark.
+"""Takes the pictures of the pages in docs/screenshots, a server's and a search's: desktop and phone, light and dark.
 
 python docs/screenshots.py GALLERY QUERY.png        such as those that kedge demo leaves
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,21 @@ PHONE: dict[str, Any] = {
 
 
 def main(gallery: str, query: str) -> None:
-    """Serve the gallery and look at it."""
+    """Serve the gallery and look at it; then search it and look at the page that leaves."""
     FOLDER.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        page = Path(folder, "hits.html")
+        search = [sys.executable, "-m", "kedge", "search", gallery, query, "-k", "12", "--html", str(page)]
+        subprocess.run(search, check=True, stdout=subprocess.DEVNULL)
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        for scheme in ("light", "dark"):
+            for device, options in {"desktop": DESKTOP, "phone": PHONE}.items():
+                context = browser.new_context(color_scheme=scheme, **options)  # type: ignore[arg-type]
+                shown = context.new_page()
+                shown.goto(page.as_uri())
+                save(shown, f"{device}-{scheme}-hits")
+                context.close()
+        browser.close()
     command = [sys.executable, "-m", "kedge", "serve", gallery, "--port", "0"]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:

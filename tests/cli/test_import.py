@@ -34,7 +34,7 @@ def test_options_reach_the_import(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(60, 4)))
     arguments = ["import", str(tmp_path / "x.npy"), "--gallery", str(tmp_path / "g"), "--anchors", "6"]
     done = CliRunner().invoke(app, [*arguments, "--precision", "int8", "--lists", "anchor"], catch_exceptions=False)
-    assert "--precision no longer has an effect" in done.output
+    assert "--precision no longer has any effect" in done.output
     gallery = Gallery.open(tmp_path / "g")
     assert (len(gallery.classes), gallery.lists) == (6, "anchor")
 

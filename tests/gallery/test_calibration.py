@@ -38,5 +38,5 @@ def test_bad_input(tmp_path: Path) -> None:
         Calibration.from_distances(np.ones(5), 0.95)
     with pytest.raises(ConfigError, match="accept must lie between 0 and 1"):
         Calibration.from_distances(np.ones(5), 1.0)
-    with pytest.raises(ConfigError, match="calibrate with vectors"):
+    with pytest.raises(ConfigError, match="calibrate it with vectors"):
         Gallery.create(tmp_path / "g", dim=3).calibrate(tmp_path)

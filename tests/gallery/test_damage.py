@@ -136,7 +136,7 @@ def test_a_damaged_vector_of_the_table(gallery: Gallery) -> None:
     opened = Gallery.open(gallery.path)
     # The lists are whole; whatever reads the table is not answered.
     assert len(opened.search(QUERIES[0], k=700, method="brute_force")) == len(gallery)
-    with pytest.raises(GalleryError, match=f"item {ids[2]} is not as it was written"):
+    with pytest.raises(GalleryError, match=f"item {ids[2]} differs from its checksum"):
         opened.vector(ids[2])
     asked = [
         lambda: opened.search(QUERIES[0], where="price < 9"),
@@ -146,7 +146,7 @@ def test_a_damaged_vector_of_the_table(gallery: Gallery) -> None:
     for ask in asked:
         with pytest.raises(GalleryError, match=file.name):
             ask()
-    named = rf"damaged items: {ids[2]}; the last good version is \d+ with \d+ items, which Gallery.restore brings back"
+    named = rf"damaged items: {ids[2]}; the last good version is \d+ with \d+ items, which kedge restore brings back"
     for ask in (opened.optimize, opened.check):
         with pytest.raises(GalleryError, match=named) as error:
             ask()
@@ -164,7 +164,7 @@ def test_a_row_has_a_checksum_of_its_own(gallery: Gallery) -> None:
     damage_vector(gallery, 30)
     (gallery.path / "checksums.json").unlink()
     opened = Gallery.open(gallery.path)
-    with pytest.raises(GalleryError, match="item 30 is not as it was written"):
+    with pytest.raises(GalleryError, match="item 30 differs from its checksum"):
         opened.vector(30)
     assert opened.vector(31).tolist() == vectors(600, 1)[31].tolist()
     with pytest.raises(GalleryError, match="damaged items: 30;"):
@@ -193,7 +193,7 @@ def test_classes_that_are_not_those_of_the_model(tmp_path: Path) -> None:
     everything(tmp_path)
     file = tmp_path / "g" / "model" / "model.json"
     file.write_text(file.read_text().replace('"c"', '"e"'))
-    with pytest.raises(GalleryError, match="other classes than its model"):
+    with pytest.raises(GalleryError, match="have different classes"):
         Gallery.open(tmp_path / "g")
 
 
@@ -205,7 +205,7 @@ def test_optimize_does_not_take_damage_of_older_versions_for_good(gallery: Galle
     opened = Gallery.open(gallery.path)
     numbers = [version.number for version in opened.versions()]
     assert set(before) - set(numbers) == {1}
-    with pytest.raises(ConfigError, match="version must be one of 2"):
+    with pytest.raises(ConfigError, match="versions go from 2 to"):
         opened.restore(1)
     opened.restore(before[-1])
     assert len(opened) == 616
@@ -253,7 +253,7 @@ def test_numbers_that_no_item_can_have(column: str, gallery: Gallery) -> None:
     with gallery.writing() as writer:
         writer.commit(writer.write(rows))
     for ask in (lambda: gallery.search(QUERIES[0], k=5, method="brute_force"), gallery.optimize):
-        with pytest.raises(GalleryError, match=r"not finite|no item can have|damaged items: (700|\d{16});"):
+        with pytest.raises(GalleryError, match=r"not finite|invalid ids|damaged items: (700|\d{16});"):
             ask()
 
 
@@ -275,7 +275,7 @@ def test_damaged_deletions(gallery: Gallery) -> None:
     for name in gallery._table.files():
         if "_deletions" in name:
             flip(gallery.path / name, (gallery.path / name).stat().st_size // 2)
-    with pytest.raises(GalleryError, match=r"_deletions.* not as it was written"):
+    with pytest.raises(GalleryError, match=r"_deletions.* differs from its checksum"):
         Gallery.open(gallery.path)
 
 
@@ -300,7 +300,7 @@ def test_damaged_checksums_are_renewed(gallery: Gallery, caplog: pytest.LogCaptu
     opened.optimize()
     caplog.clear()
     damage_vector(gallery, 30)
-    with pytest.raises(GalleryError, match="not as it was written"):
+    with pytest.raises(GalleryError, match="differs from its checksum"):
         Gallery.open(gallery.path).vector(30)
     assert caplog.text == ""
 
@@ -323,9 +323,9 @@ def test_before_an_item_is_said_to_be_missing_all_was_compared(gallery: Gallery)
     with pytest.raises(ConfigError, match="There is no item 9999"):
         Gallery.open(gallery.path).vector(9999)
     damage_vector(gallery, 30)
-    with pytest.raises(GalleryError, match="not as it was written"):
+    with pytest.raises(GalleryError, match="differs from its checksum"):
         Gallery.open(gallery.path).vector(9999)
-    with pytest.raises(GalleryError, match="item 30 is not as it was written"):
+    with pytest.raises(GalleryError, match="item 30 differs from its checksum"):
         Gallery.open(gallery.path).vector(30)
 
 

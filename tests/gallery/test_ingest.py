@@ -154,18 +154,18 @@ def test_a_full_disk_is_one_sentence(gallery: Gallery, photos: Path, monkeypatch
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(type(gallery._table), "write", full)
-    with pytest.raises(GalleryError, match=r"\(No space left on device\): what it held before stays"):
+    with pytest.raises(GalleryError, match=r"\(No space left on device\); what it held before is kept"):
         index_folder(gallery, photos)
 
 
 def test_bad_folders(gallery: Gallery, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="nowhere is not there"):
+    with pytest.raises(DataError, match="nowhere does not exist"):
         index_folder(gallery, tmp_path / "nowhere")
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match="is a file"):
         index_folder(gallery, tmp_path / "file")
     (tmp_path / "none").mkdir()
-    with pytest.raises(DataError, match="holds no images"):
+    with pytest.raises(DataError, match="has no images"):
         index_folder(gallery, tmp_path / "none")
 
 
@@ -182,7 +182,9 @@ def test_a_disk_that_fills_up_while_adding(photos: Path, gallery: Gallery, tmp_p
             while True:
                 kept.extend(small.add_embeddings(np.ones((20, 512))))
 
-        with pytest.raises(GalleryError, match=r"could not be written \(.*[Nn]o space left.*what it held before stays"):
+        with pytest.raises(
+            GalleryError, match=r"could not be written \(.*[Nn]o space left.*what it held before is kept"
+        ):
             fill()
         for opened in (small, Gallery.open(disk / "g")):
             assert {hit.id for hit in opened.search(np.ones(512), k=10_000, method="brute_force")} == set(kept)
@@ -230,7 +232,7 @@ def test_steps_are_committed_and_small_copies_kept(photos: Path, model: Model, t
 def test_another_model_is_named(gallery: Gallery) -> None:
     own, other = gallery.model, make_model()
     assert own is not None
-    with pytest.raises(ConfigError, match=f"made with the model {own.fingerprint}, found {other.fingerprint}"):
+    with pytest.raises(ConfigError, match=f"created with model {own.fingerprint}, found {other.fingerprint}"):
         Gallery.open(gallery.path, other)
     assert Gallery.open(gallery.path, own).model is own
 

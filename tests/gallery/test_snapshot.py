@@ -77,7 +77,7 @@ def test_what_does_not_fit_is_refused_and_not_loaded(gallery: Gallery, monkeypat
     monkeypatch.setattr(snapshot, "_MAX_TAIL", 1)
     small = Gallery.open(gallery.path, memory=64 << 20)
     small.add_embeddings(vectors(3))
-    with small.writing(), pytest.raises(GalleryError, match="wait for its writer"):
+    with small.writing(), pytest.raises(GalleryError, match="run kedge optimize"):
         Gallery.open(gallery.path, memory=64 << 20).snapshot()
     assert len(Gallery.open(gallery.path, memory=64 << 20)) == 53, "once nobody writes, the lists are written anew"
 

@@ -139,8 +139,8 @@ def test_shards_from_the_shell(model: Model, pictures: list[Path], tmp_path: Pat
     assert hits(run(*query, "--runner", "ray")) == hits(run(*query, "--rank", "class"))
     for wrong, sentence in (
         (("--runner", "spark"), "--runner must be local or ray, found spark"),
-        (("--address", "x:1"), "--address is for --runner ray"),
-        (("--runner", "ray", "--at-least", 3), "--at-least is for --runner local"),
+        (("--address", "x:1"), "--address needs --runner ray"),
+        (("--runner", "ray", "--at-least", 3), "--at-least needs --runner local"),
     ):
         with pytest.raises(KedgeError, match=sentence):
             run(*query, *wrong)

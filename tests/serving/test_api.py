@@ -109,7 +109,7 @@ def test_without_features_everything_is_ranked_by_class(tmp_path: Path, own_gall
         assert api.get("/info").json()["features"] == 0
         assert api.get("/items/3/similar").json()["rank"] == "class"
         refused = api.get("/items/3/similar", params={"rank": "looks"})
-        sentence = "This gallery keeps no features beside its embeddings: leave rank=looks out."
+        sentence = "This gallery has no features beside its embeddings; leave rank=looks out."
         assert (refused.status_code, refused.json()) == (400, {"error": sentence})
         assert api.post("/search", params={"rank": "looks"}, content=b"x", headers=PNG).status_code == 400
     both = Gallery.open(own_gallery)
@@ -118,7 +118,7 @@ def test_without_features_everything_is_ranked_by_class(tmp_path: Path, own_gall
         assert api.get("/info").json()["features"] == both.features > 0
         assert api.get(f"/items/{id}/similar").json()["rank"] == "class"
         refused = api.get(f"/items/{id}/similar", params={"rank": "looks"})
-        sentence = f"Item {id} was added without features: leave rank=looks out."
+        sentence = f"Item {id} was added without features; leave rank=looks out."
         assert (refused.status_code, refused.json()) == (400, {"error": sentence})
 
 
@@ -270,7 +270,7 @@ def test_a_map_of_too_many_anchors_is_refused_with_a_sentence(tmp_path: Path, mo
     with client_of(gallery.path) as api:
         answer = api.get("/map")
         assert answer.status_code == 422
-        assert answer.json() == {"error": "There is a map of up to 2,000 anchors; this gallery has 2,001."}
+        assert answer.json() == {"error": "The map shows up to 2,000 anchors; this gallery has 2,001."}
         found = api.get("/items/3/similar", params={"k": 1, "method": "brute_force"}).json()
         assert len(found["searches"][0]["hits"]) == 1
         assert found["place"] is None
@@ -355,6 +355,35 @@ def test_pictures_are_added_and_removed(writable: TestClient, own_gallery: Path,
     assert writable.delete(f"/items/{item['id']}").status_code == 404
     assert writable.get(f"/items/{item['id']}").status_code == 404
     assert writable.get("/info").json()["items"] == 160
+
+
+def test_uploads_keep_their_names_made_safe(writable: TestClient, own_gallery: Path, query: Query) -> None:
+    names = {
+        "Käfer 7 (rot).png": "Käfer 7 (rot).png",
+        "C:\\photos\\..\\cat.JPG": "cat.JPG",
+        "../../etc/passwd": "passwd",
+        ".bashrc": "bashrc",
+        "a\n\u202eb<script>.png": "a__b_script_.png",
+        "x" * 400 + ".jpeg": "x" * 120 + ".jpeg",
+        "..": None,
+        "///": None,
+    }
+    uploads = own_gallery / "uploads"
+    for number, (given, kept) in enumerate(names.items()):
+        content = query("level", number)
+        if number % 2:
+            added = writable.post("/items", params={"name": given}, content=content, headers=PNG)
+        else:
+            added = writable.post("/items", files={"file": (given, content, "image/png")})
+        assert added.status_code == 201, added.text
+        item = added.json()
+        # A form's own encoding of a line break or a quote is what came.
+        assert item["name"] == kept or (number % 2 == 0 and given.startswith("a\n"))
+        file = Path(str(Gallery.open(own_gallery).item(item["id"]).path))
+        assert file.read_bytes() == content
+        assert file.resolve().is_relative_to(uploads.resolve())
+        assert writable.get(f"/items/{item['id']}/thumbnail").status_code == 200
+    assert all(file.parent == uploads or file.parent.parent == uploads for file in uploads.rglob("*") if file.is_file())
 
 
 def test_what_is_added_to_a_class_counts_there(writable: TestClient, query: Query) -> None:
@@ -558,6 +587,7 @@ def test_the_client(own_gallery: Path, stripe_files: Path, serving_in_thread: Ca
         assert len(list(client.items("level"))) == 40
         assert client.thumbnail(0)[:2] == b"\xff\xd8"
         item = client.add(file, "slanted")
+        assert item["name"] == file.name
         assert client.item(item["id"]) == item
         client.remove(item["id"])
         with pytest.raises(ServiceError, match=r"There is no item"):

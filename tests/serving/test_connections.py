@@ -300,7 +300,7 @@ def test_the_upload_that_stalled_longest_makes_room(built: Path, serving: Servin
         wait_until(lambda: server.count("kedge_upload_bytes") == 9500)
         whole = upload(picture + bytes(2000))
         assert server.ask(whole)[0] == 200
-        assert answer_of(half[1]) == (408, {"error": "The image came too slowly: try again."})
+        assert answer_of(half[1]) == (408, {"error": "The upload took too long; try again."})
         wait_until(lambda: server.count("kedge_upload_bytes") == 6500)
 
 

@@ -38,7 +38,7 @@ def test_a_table_that_was_cut_off(
             caplog.clear()
             answer = api.get(path)
             assert (path, answer.status_code) == (path, 503)
-            assert answer.json() == {"error": "The gallery cannot be used at the moment: try again."}
+            assert answer.json() == {"error": "The gallery is not available at the moment; try again."}
             [said] = [line.getMessage() for line in caplog.records if line.name == "kedge.serving.app"]
             assert said.startswith(f"GET /api/v1{path}: ")
             assert "damaged" in said

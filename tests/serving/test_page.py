@@ -289,6 +289,7 @@ def test_adding_and_removing(own_address: str, open_page: Open, key: str, query:
     drop(page, query("level"))
     added = page.locator('[data-testid="hit"][data-id="160"]')
     expect(added).to_have_count(1)
+    expect(added).to_contain_text("dropped.png")
     added.hover()
     at(added, "hit-remove").click()
     at(page, "remove-confirm").click()

@@ -478,7 +478,7 @@ def test_a_body_that_trickles_is_cut_off(built: Path) -> None:
     app, body = create_app(built, Settings(upload_seconds=0.3)), Body(100, pause=0.05)
     status, content = asyncio.run(given(app, "/api/v1/search", PNG, aiter(body)))
     assert status == 408
-    assert json.loads(content) == {"error": "The image came too slowly: try again."}
+    assert json.loads(content) == {"error": "The upload took too long; try again."}
     assert body.taken < 20
 
 
@@ -498,7 +498,7 @@ def test_a_search_that_takes_too_long_is_given_up(built: Path, query: Query, mon
         ):
             answer = ask()
             assert answer.status_code == 503
-            assert sentence_of(answer) == "That took too long: try again."
+            assert sentence_of(answer) == "The request took too long; try again."
         gate.set()
 
 
@@ -643,7 +643,7 @@ def test_only_files_below_a_named_folder_are_shown(bare: Path, tmp_path: Path) -
     assert gallery.add([tmp_path / "other-secret/0.png", other / "out.png", other / "2.png"]) == [0, 1, 2]
     for folder in (other, link):
         assert shown(gallery.path, folder) == [404, 404, 200]
-    with pytest.raises(ConfigError, match="--images must name a folder"):
+    with pytest.raises(ConfigError, match="--images must be a folder"):
         create_app(bare, Settings(images=(tmp_path / "0.png",)))
 
 
@@ -728,7 +728,7 @@ def test_a_gallery_that_is_in_use_does_not_say_where_it_is(
     with FileLock(own_gallery / LOCK):
         answer = writable.post("/api/v1/items", content=query("level"), headers=PNG | bearer)
     assert answer.status_code == 503
-    assert sentence_of(answer) == "The gallery cannot be used at the moment: try again."
+    assert sentence_of(answer) == "The gallery is not available at the moment; try again."
 
 
 def test_a_picture_that_is_gone_does_not_say_where_it_was(bare: Path) -> None:

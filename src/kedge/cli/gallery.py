@@ -1,7 +1,9 @@
-"""`kedge info`, `remove`, `optimize` and `audit`: what is done with a gallery beside indexing and searching."""
+"""`kedge info`, `remove`, `versions`, `restore`, `calibrate`, `optimize` and `audit`: the care of a gallery."""
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,23 +22,23 @@ def info(
         bool, typer.Option("--check", help="Compare all files with their checksums; damaged lists are rebuilt.")
     ] = False,
 ) -> None:
-    """Tell what a gallery holds, and whether it is as it was written."""
+    """Show what a gallery holds, and check whether its files are intact."""
     from rich.filesize import decimal
 
     opened = kedge.Gallery.open(gallery)
     checked = {"check": opened.check()} if check else {}
     versions, model, anchors = opened.versions(), opened.model, opened.snapshot().anchors
-    learned = set(opened.classes)
-    labels = {name for name in anchors.names if name is not None}
+    trained = "untrained" if model is not None and model.loss == "none" else f"trained with {model and model.loss}"
     lines = {
         "items": f"{len(opened):,}",
-        "classes": f"{len(labels | learned):,}, {len(learned):,} of them learned",
-        "dim": f"{opened.dim}",
-        **({"features": f"{opened.features}, for searches by looks"} if opened.features else {}),
-        **({} if anchors.index is None else {"anchors": f"{len(anchors):,}, searched through an index over them"}),
-        "lists": f"by {opened.lists}",
-        "model": "none" if model is None else f"{model.encoder.name}, loss {model.loss}, {model.fingerprint}",
-        "versions": f"{len(versions)}, the last of {versions[-1].time:%Y-%m-%d %H:%M:%S}",
+        "classes": _class_counts(opened),
+        "embeddings": f"{opened.dim} numbers each",
+        **({"features": f"{opened.features} numbers each, for searches by looks"} if opened.features else {}),
+        **({} if anchors.index is None else {"anchors": f"{len(anchors):,}, searched through an index"}),
+        "lists": f"one for each {opened.lists}",
+        "model": "none" if model is None else f"{model.encoder.name}, {trained} (fingerprint {model.fingerprint})",
+        "unknown": _unknown(opened),
+        "versions": f"{len(versions)}, the last from {versions[-1].time:%Y-%m-%d %H:%M:%S}",
         "size on disk": decimal(sum(file.stat().st_size for file in opened.path.rglob("*") if file.is_file())),
         **checked,
     }
@@ -44,26 +46,132 @@ def info(
         typer.echo(f"{name:<13} {value}")
 
 
+def _class_counts(gallery: kedge.Gallery) -> str:
+    """The number of classes, and how many of them the model was trained on."""
+    trained = set(gallery.classes)
+    later = {name for name in gallery.snapshot().anchors.names if name is not None} - trained
+    if not later or not trained:
+        return f"{len(trained):,} (all trained)" if trained else f"{len(later):,} (none trained)" if later else "none"
+    return f"{len(trained) + len(later):,} ({len(trained):,} trained, {len(later):,} added later)"
+
+
+def _unknown(gallery: kedge.Gallery) -> str:
+    """Whether a search says that a query is unknown, and where it learned that."""
+    if (own := gallery.calibration) is not None:
+        return f"calibrated on {own.items:,} images, of which {own.accept:.0%} count as known"
+    if gallery.features and gallery.min_familiarity is not None:
+        return "as the model learned it in training"
+    return "not calibrated; kedge calibrate does it"
+
+
 def remove(
     gallery: GalleryArgument,
-    ids: Annotated[list[int], typer.Argument(help="The items, by id, as kedge search shows them.")],
+    items: Annotated[
+        list[str] | None, typer.Argument(metavar="[ITEM]...", help="Ids, as kedge search shows them, files or folders.")
+    ] = None,
+    where: Annotated[str | None, typer.Option(help="Items that match, such as \"label = 'cat'\".")] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before the gallery is emptied.")] = False,
 ) -> None:
     """Remove items from a gallery; the image files stay where they are."""
-    unique_ids = set(ids)
-    if max(unique_ids) >= 2**63:
-        raise ConfigError(f"An id is a whole number below 2^63, found {max(unique_ids)}.")
-    count = kedge.Gallery.open(gallery).remove(sorted(unique_ids))
-    missing = f"; {len(unique_ids) - count} not there" if count < len(unique_ids) else ""
-    typer.echo(f"{gallery}: {count} removed{missing}.")
+    if not items and where is None:
+        raise ConfigError("Name the items to remove: ids, paths or --where.")
+    opened = kedge.Gallery.open(gallery)
+    ids, missing = _find_items(opened, items or [])
+    if where is not None:
+        ids |= set(opened.ids(where))
+    version, total = opened.snapshot().version, len(opened)
+    if ids and len(ids) == total and not yes:
+        question = f"This removes all {total:,} items of {gallery}"
+        if not sys.stdin.isatty():
+            raise ConfigError(f"{question}: pass --yes to do it.")
+        typer.confirm(f"{question}. Go on?", abort=True)
+    count = opened.remove(sorted(ids)) if ids else 0
+    not_found = f"; not found: {', '.join(missing[:5])}{' …' if len(missing) > 5 else ''}" if missing else ""
+    typer.echo(f"{gallery}: {count:,} removed, {total - count:,} left{not_found}.")
     if count == 0:
         raise typer.Exit(1)
+    typer.echo(f"To undo it: kedge restore {shlex.quote(gallery)} {version}")
+
+
+def _find_items(gallery: kedge.Gallery, texts: list[str]) -> tuple[set[int], list[str]]:
+    """The ids of items that are named by id, by file or by folder, and the names that no item has."""
+    ids: set[int] = set()
+    missing: list[str] = []
+    for text in texts:
+        if text.isascii() and text.isdigit():
+            condition = f"id = {text}" if int(text) < 2**63 else "id < 0"
+        else:
+            path = str(Path(text).expanduser().absolute()).replace("'", "''")
+            given = text.replace("'", "''")
+            condition = f"path IN ('{given}', '{path}') OR starts_with(path, '{path}/')"
+        matches = gallery.ids(condition)
+        ids.update(matches)
+        if not matches:
+            missing.append(text)
+    return ids, missing
+
+
+def versions(
+    gallery: GalleryArgument,
+    rows: Annotated[int, typer.Option("-n", min=1, help="Number of versions, the newest last.")] = 20,
+) -> None:
+    """List the versions of a gallery that can be restored, and what each changed."""
+    from rich.table import Column, Table
+
+    opened = kedge.Gallery.open(gallery)
+    table = Table(
+        Column("version", justify="right"),
+        "time",
+        Column("items", justify="right"),
+        "change",
+        box=None,
+        pad_edge=False,
+        header_style="bold",
+    )
+    changes = opened.history(rows)
+    for change in changes:
+        table.add_row(f"{change.number}", f"{change.time:%Y-%m-%d %H:%M:%S}", f"{change.items:,}", str(change))
+    console = line_console()
+    console.print(table)
+    if older := len(opened.versions()) - len(changes):
+        console.print(f"{older:,} older ones; -n shows more.", style="dim")
+    typer.echo(f"To bring one back: kedge restore {shlex.quote(gallery)} VERSION", err=True)
+
+
+def restore(
+    gallery: GalleryArgument,
+    version: Annotated[int, typer.Argument(help="Its number, as kedge versions shows it.")],
+) -> None:
+    """Make an old version of a gallery the current one; the versions after it are kept."""
+    opened = kedge.Gallery.open(gallery)
+    current, before = opened.snapshot().version, len(opened)
+    opened.restore(version)
+    typer.echo(f"{gallery} is as it was in version {version}: {len(opened):,} items, before {before:,}.")
+    typer.echo(f"To go back: kedge restore {shlex.quote(gallery)} {current}")
+
+
+def calibrate(
+    gallery: GalleryArgument,
+    held_out: Annotated[
+        Path, typer.Argument(help="A folder of images of known classes that were neither trained on nor added.")
+    ],
+    accept: Annotated[float, typer.Option(help="Share of images like these that will count as known.")] = 0.95,
+) -> None:
+    """Learn from held-out images when a search calls a query unknown, and keep that with the gallery."""
+    from kedge.gallery.ingest import existing_folder
+
+    calibration = kedge.Gallery.open(gallery).calibrate(existing_folder(held_out), accept)
+    rule = f"farther than {calibration.threshold:.3g} from every anchor"
+    if calibration.familiarity is not None:
+        rule = f"less familiar than {calibration.familiarity:.3g}"
+    typer.echo(f"{gallery}: calibrated on {calibration.items:,} images; a query {rule} is unknown.")
 
 
 def optimize(
     gallery: GalleryArgument,
     forget: Annotated[
         float | None,
-        typer.Option(min=0, help="Delete versions older than so many days; they cannot be restored."),
+        typer.Option(min=0, help="Delete versions older than this many days; they can no longer be restored."),
     ] = None,
 ) -> None:
     """Merge new items into the inverted lists, and compact the table."""
@@ -75,16 +183,20 @@ def optimize(
 def audit(
     gallery: GalleryArgument,
     against: Annotated[
-        Path | None, typer.Option(help="Test images, as a folder or a gallery: say which are in this gallery too.")
+        Path | None,
+        typer.Option(help="Test images (a folder or a gallery): report which of them are in this gallery too."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON; all findings, unless -n is given.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write a page with the images to this file.")] = None,
     csv: Annotated[
-        Path | None, typer.Option(help="Write the findings to this file; say yes there to those to fix.")
+        Path | None, typer.Option(help="Write the findings to this CSV file, where you mark those to fix.")
     ] = None,
-    rows: Annotated[int | None, typer.Option("-n", min=1, help="How many findings; 20, on the page 200.")] = None,
+    rows: Annotated[
+        int | None, typer.Option("-n", min=1, help="Number of findings; default: 20, on the page 200.")
+    ] = None,
     apply: Annotated[
-        Path | None, typer.Option(help="Fix what such a file accepts, and no more: labels change, copies are removed.")
+        Path | None,
+        typer.Option(help="Apply what is marked yes in such a file: labels change, duplicates are removed."),
     ] = None,
 ) -> None:
     """Find wrong labels, duplicates, outliers, and test images that are in the gallery too."""
@@ -94,7 +206,7 @@ def audit(
     opened = kedge.Gallery.open(gallery)
     if apply is not None:
         if against or as_json or html or csv or rows:
-            raise ConfigError("--apply takes no other option: audit again afterwards.")
+            raise ConfigError("--apply takes no other option; run kedge audit again afterwards.")
         typer.echo(f"{gallery}: {apply_fixes(opened, apply)}.")
         return
     with _other(opened, against) as other:
@@ -112,7 +224,8 @@ def audit(
     if html is not None:
         typer.echo(f"The page with the images: {html}", err=True)
     if csv is not None:
-        typer.echo(f"Say yes in {csv} to what is right; then: kedge audit {gallery} --apply {csv}", err=True)
+        then = f"kedge audit {shlex.quote(gallery)} --apply {csv}"
+        typer.echo(f"Write yes in the column accept of {csv} where a fix is right, then run: {then}", err=True)
 
 
 @contextmanager
@@ -128,5 +241,5 @@ def _other(gallery: kedge.Gallery, path: Path | None) -> Iterator[kedge.Gallery 
         with tempfile.TemporaryDirectory() as folder:
             other = kedge.Gallery.create(Path(folder, "gallery"), gallery.model)
             for file, reason in other.add(path).skipped:
-                typer.echo(f"kedge: {file} was left out: {reason}", err=True)
+                typer.echo(f"kedge: skipped {file}: {reason}", err=True)
             yield other

@@ -25,20 +25,20 @@ def index(
             "their paths, Parquet files or WebDataset shards (.tar)."
         ),
     ],
-    gallery: Annotated[str, typer.Option(help="The gallery's folder or address (s3://…), created if missing.")],
+    gallery: Annotated[str, typer.Option(help="The gallery's folder or URL (s3://…); created if it does not exist.")],
     model: Annotated[
         Path | None,
         typer.Option(
-            help="A run, a model or a pretrained encoder (timm:NAME, hf:NAME); by default EfficientNet-Lite0 as it is, "
-            "without training. An existing gallery keeps its own."
+            help="A run, a model or a pretrained encoder (timm:NAME, hf:NAME); default: EfficientNet-Lite0, trained on "
+            "ImageNet. An existing gallery has its own model."
         ),
     ] = None,
     lists: ListsOption = None,
     precision: PrecisionOption = None,
     thumbnails: Annotated[
-        int | None, typer.Option(help="Keep thumbnails of this many pixels on the longer side; default: none.")
+        int | None, typer.Option(help="Store thumbnails with this many pixels on the longer side; default: none.")
     ] = None,
-    runner: Annotated[str, typer.Option(help="local, or ray: over many processes and machines.")] = "local",
+    runner: Annotated[str, typer.Option(help="local, or ray: on many processes and machines.")] = "local",
     address: AddressOption = None,
     workers: Annotated[int | None, typer.Option(help="With ray: number of models that embed in parallel.")] = None,
 ) -> None:
@@ -105,13 +105,13 @@ def _open_or_create(path: str, source: Path | None, options: dict[str, Any]) -> 
         return kedge.Gallery.create(path, model, **chosen)
     gallery = kedge.Gallery.open(path)
     if gallery.model is None:
-        raise ConfigError(f"{path} has no model, so images cannot be indexed; create a new gallery.")
+        raise ConfigError(f"Gallery '{path}' has no model to embed images; create another one with --model.")
     for name, value in chosen.items():
         if value != (made := getattr(gallery, name)):
-            raise ConfigError(f"{path} was made with --{name} {made}, found {value}; leave it out.")
+            raise ConfigError(f"Gallery '{path}' was created with --{name} {made}, not {value}; leave --{name} out.")
     if source is not None and (other := _load(source).fingerprint) != gallery.model.fingerprint:
         raise ConfigError(
-            f"{path} was made with the model {gallery.model.fingerprint}, but --model {source} is {other}; "
+            f"Gallery '{path}' was created with model {gallery.model.fingerprint}, but --model {source} is {other}; "
             "leave --model out, or choose another gallery."
         )
     return gallery

@@ -14,19 +14,21 @@ if TYPE_CHECKING:
 
 __all__ = ["AddressOption", "GalleryArgument", "ListsOption", "PrecisionOption", "check_runner", "line_console"]
 
-GalleryArgument = Annotated[str, typer.Argument(help="The gallery's folder or address (s3://…).")]
+GalleryArgument = Annotated[str, typer.Argument(help="The gallery's folder or URL (s3://…).")]
 ListsOption = Annotated[
-    str | None, typer.Option(help="Which list holds an item: that of its 'label' (default) or nearest 'anchor'.")
+    str | None,
+    typer.Option(help="The list that holds an item: that of its 'label' (default) or of its nearest 'anchor'."),
 ]
 AddressOption = Annotated[
-    str | None, typer.Option(help="The Ray cluster, such as ray-head:6379; default: one is started here.")
+    str | None,
+    typer.Option(help="Address of a Ray cluster, such as ray-head:6379; default: start one on this machine."),
 ]
 
 
 def _warn_precision(value: str | None) -> None:
     """Accept --precision for one release."""
     if value is not None:
-        typer.echo("kedge: --precision no longer has an effect; leave it out.", err=True)
+        typer.echo("kedge: --precision no longer has any effect; lists are float32.", err=True)
 
 
 PrecisionOption = Annotated[str | None, typer.Option(hidden=True, callback=_warn_precision)]
@@ -38,7 +40,7 @@ def check_runner(runner: str, **options: object) -> None:
         raise ConfigError(f"--runner must be local or ray, found {runner}.")
     for name, value in options.items():
         if runner == "local" and value is not None:
-            raise ConfigError(f"--{name} only applies to --runner ray; leave it out, or add --runner ray.")
+            raise ConfigError(f"--{name} needs --runner ray.")
 
 
 def line_console() -> Console:

@@ -14,14 +14,17 @@ from kedge.deps import require
 
 def serve(
     gallery: GalleryArgument,
-    host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 for all of them.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 8000,
-    writable: Annotated[bool, typer.Option("--writable", help="Let users with the key add and remove images.")] = False,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free one.")] = 8000,
+    writable: Annotated[
+        bool, typer.Option("--writable", help="Allow adding and removing images, with the API key.")
+    ] = False,
     key_file: Annotated[
-        Path | None, typer.Option(help="A file with the key that every request must know; or set KEDGE_KEY.")
+        Path | None, typer.Option(help="File with the API key that every request must send; or set KEDGE_KEY.")
     ] = None,
     allow_host: Annotated[
-        list[str] | None, typer.Option(help="A host name of the server, such as images.example.org.")
+        list[str] | None,
+        typer.Option(help="Host name under which the server is reached, such as pictures.example.org."),
     ] = None,
     allow_origin: Annotated[
         list[str] | None, typer.Option(help="Another site whose pages may call the API, such as https://example.org.")
@@ -29,21 +32,20 @@ def serve(
     images: Annotated[
         list[Path] | None,
         typer.Option(
-            help="A folder whose image files may be shown; can be repeated. Thumbnails and uploads of the gallery "
-            "need none."
+            help="Folder whose image files may be shown; can be repeated. Thumbnails and uploads are always shown."
         ),
     ] = None,
-    max_upload: Annotated[int, typer.Option(min=1, help="Maximum size of an uploaded image, in MiB.")] = 20,
+    max_upload: Annotated[int, typer.Option(min=1, help="Maximum size of an image in MiB.")] = 20,
     connections_per_address: Annotated[
-        int, typer.Option(min=1, help="Open connections of one address; a proxy in front is one address.")
+        int, typer.Option(min=1, help="Maximum open connections per client address; a proxy counts as one.")
     ] = 512,
     waiting: Annotated[int, typer.Option(min=1, help="Maximum concurrent requests; excess requests get 429.")] = 128,
     batch: Annotated[int, typer.Option(min=1, help="Maximum images per encoder batch.")] = 32,
     memory: Annotated[
-        int, typer.Option(min=64, help="Memory for the gallery in MiB, besides the system's file cache.")
+        int, typer.Option(min=64, help="MiB of memory for the gallery, beside the system's file cache.")
     ] = 1024,
 ) -> None:
-    """Open a gallery to browsers and programs."""
+    """Serve a gallery as a web page and an HTTP API."""
     import os
     import secrets
 

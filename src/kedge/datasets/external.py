@@ -16,7 +16,6 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import IterableDataset, Subset
-from torchvision.transforms.functional import to_pil_image
 
 from kedge.datasets.base import Dataset, Label, Source
 from kedge.datasets.cache import keep, stored
@@ -187,6 +186,8 @@ class TorchSource(Source):
         if isinstance(image, (Tensor, np.ndarray)):
             found = f"{' x '.join(map(str, image.shape))} of {str(image.dtype).removeprefix('torch.')}"
             if image.dtype in (torch.uint8, np.uint8) and 0 not in image.shape:
+                from torchvision.transforms.functional import to_pil_image  # takes a second, which few need
+
                 with suppress(TypeError, ValueError):
                     pil: Image.Image = to_pil_image(image)
                     return pil

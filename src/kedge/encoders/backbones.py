@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from torch import nn
-from torchvision.models import ResNet, resnet18, resnet50, resnet101, swin_t
-from torchvision.models.resnet import BasicBlock
 
 from kedge.encoders.transformers import HF, TransformersBackbone, fetch_folder, import_transformers, read_config
 from kedge.errors import ConfigError
@@ -22,12 +19,7 @@ SMALL_IMAGE = 64
 TIMM = "timm:"
 
 
-_RESNETS: dict[str, Callable[[], ResNet]] = {
-    "resnet10": partial(ResNet, BasicBlock, [1, 1, 1, 1]),
-    "resnet18": resnet18,
-    "resnet50": resnet50,
-    "resnet101": resnet101,
-}
+_RESNETS = ("resnet10", "resnet18", "resnet50", "resnet101")
 NAMES = (*_RESNETS, "swin_t", TIMM + "<model>", HF + "<model>")
 
 
@@ -65,6 +57,8 @@ def build_backbone(
     if name.startswith(HF):
         backbone = TransformersBackbone(read_config(fetch_folder(name, weights=False)) if config is None else config)
         return Backbone(backbone, width or backbone.width(image_size), "imagenet", (), backbone.config)
+    from torchvision.models import swin_t
+
     _check_size(name, image_size, expected=224)
     network = swin_t()
     width, network.head = network.head.in_features, nn.Identity()
@@ -82,7 +76,10 @@ def check_name(name: str) -> None:
 
 
 def _build_resnet(name: str, stem: str, image_size: int | None) -> Backbone:
-    network = _RESNETS[name]()
+    from torchvision import models  # takes a second, which other encoders need not wait for
+    from torchvision.models.resnet import BasicBlock
+
+    network: Any = models.ResNet(BasicBlock, [1] * 4) if name == "resnet10" else models.get_model(name)
     width = network.fc.in_features
     network.fc = nn.Identity()
     if stem == "auto":

@@ -15,7 +15,6 @@ from typing import Any
 import safetensors.torch
 import torch
 from torch import Tensor
-from torchvision.models import get_model_weights
 
 from kedge.encoders import transformers
 from kedge.encoders.backbones import TIMM, Backbone, check_name, timm_model
@@ -97,6 +96,8 @@ def fetch_weights(name: str, weights: str = "default", *, timeout: float = CONNE
 
     Where no server answers within ``timeout`` seconds, a ``WeightsError`` says so.
     """
+    from torchvision.models import get_model_weights
+
     check_name(name)
     of_torchvision = not name.startswith((HF, TIMM)) and name != "resnet10"
     names = tuple(get_model_weights(name).__members__) if of_torchvision else ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from kedge.gallery.distances import k_means, norms_of, parallel_cdist, smallest,
 from kedge.gallery.schema import normalize_label, rows_with, vectors_of
 from kedge.gallery.table import Table
 
-__all__ = ["EXACT_ITEMS", "Anchors", "Space", "anchors_of", "extend_anchors"]
+__all__ = ["EXACT_ITEMS", "Anchors", "NearAnchor", "Space", "anchors_of", "extend_anchors"]
 
 EXACT_ITEMS = 100_000
 """Up to so many items, the looks space is one list that is scanned as a whole."""
@@ -53,6 +54,14 @@ class Space:
     def has_labels(self) -> bool:
         """Whether labels get anchors: where nothing was learned, their means would route worse than k-means does."""
         return self.column == "embedding" and (self.learned is None or len(self.learned) > 0)
+
+
+class NearAnchor(NamedTuple):
+    """An anchor near a query."""
+
+    number: int
+    name: str | None
+    distance: float
 
 
 @dataclass(frozen=True)
@@ -111,6 +120,13 @@ class Anchors:
         later = Anchors(self.vectors[indexed:], self.names[indexed:], 0).distances(queries)
         numbers = np.concatenate([numbers, np.broadcast_to(np.arange(indexed, len(self)), later.shape)], axis=1)
         return np.take_along_axis(numbers, smallest(np.concatenate([squares, later], axis=1), count), 1)
+
+    def closest(self, query: np.ndarray, count: int) -> list[NearAnchor]:
+        """The nearest anchors of one query with their distances, also those that take no part in routing."""
+        numbers = replace(self, learned_first=False).nearest(query[None], min(count, len(self)))[0]
+        distances = np.linalg.norm(self.vectors[numbers] - query, axis=1)
+        names = (self.names[number] for number in numbers)
+        return list(map(NearAnchor, numbers.tolist(), names, distances.tolist()))
 
     def nearest_squares(self, queries: np.ndarray, nearest: np.ndarray | None = None) -> np.ndarray:
         """The squared distance of each query to its nearest anchor, which need not be looked up where it is known."""

@@ -58,4 +58,4 @@ class CalibrationFile:
             # The first release wrote no checksum.
             return Calibration(**unseal_json(self._file.read_bytes(), optional=True))
         except (OSError, ValueError, TypeError) as error:
-            raise GalleryError(f"{self._file} is damaged: calibrate again.") from error
+            raise GalleryError(f"{self._file} is damaged; run kedge calibrate again.") from error

@@ -24,8 +24,8 @@ from kedge.gallery.manifest import ListKind, Manifest, create_folder, download_f
 from kedge.gallery.ranking import RANKS, Rank, Searcher, VectorSearch, compare, looks_probes
 from kedge.gallery.schema import check_columns, check_vectors, require_positive
 from kedge.gallery.search import Item, Result, Snapshot
-from kedge.gallery.snapshot import SnapshotLoader, stolen_items
-from kedge.gallery.table import MEMORY, Table, Version
+from kedge.gallery.snapshot import Items, SnapshotLoader, stolen_items
+from kedge.gallery.table import MEMORY, Change, Table, Version
 from kedge.images import fetch_image, is_url, read_image
 from kedge.model import Model
 
@@ -200,6 +200,10 @@ class Gallery:
         """The versions that can be restored, oldest first."""
         return self._table.versions()
 
+    def history(self, count: int | None = None) -> list[Change]:
+        """The last `count` versions, or all, oldest first: their items, and how many each added or removed."""
+        return self._table.latest().history(count)
+
     def restore(self, version: int) -> None:
         """Make an old version the current one."""
         with self.writing() as table:
@@ -222,7 +226,7 @@ class Gallery:
         with `commit_every`, those that were complete when it came. `progress` is called as the work goes on.
         """
         if self.model is None:
-            raise ConfigError(f"{self.location} was made without a model: use add_embeddings.")
+            raise ConfigError(f"Gallery '{self.location}' has no model; use add_embeddings.")
         require_positive(commit_every=1 if commit_every is None else commit_every)
         files, names = dataset_images(source, labels) if is_external(source) else list_with_labels(source, labels)
         columns = check_columns(len(files), names, None, metadata, self._table.own_columns)
@@ -276,7 +280,7 @@ class Gallery:
         if isinstance(held_out, np.ndarray):
             vectors = self.check_vectors(held_out)
         elif self.model is None:
-            raise ConfigError(f"{self.location} was made without a model: calibrate with vectors.")
+            raise ConfigError(f"Gallery '{self.location}' has no model; calibrate it with vectors.")
         else:
             embedded = self.model.vectors(list_with_labels(held_out)[0])
             vectors, features = embedded.embeddings.numpy(), embedded.features.numpy()
@@ -408,17 +412,42 @@ class Gallery:
             return *self.item_vectors(int(query)), int(query)
         if isinstance(query, np.ndarray) and query.ndim == 1:
             return query, None, None
+        embeddings, features = self.image_vectors([query], allow_url=allow_url)
+        return embeddings[0], None if features is None else features[0], None
+
+    def image_vectors(self, images: Sequence[Any], *, allow_url: bool = False) -> tuple[np.ndarray, np.ndarray | None]:
+        """Embeddings and, where the gallery keeps them, features of images, which share the encoder's batches."""
         if self.model is None:
-            raise ConfigError(f"{self.location} was made without a model: search with a vector or an id.")
-        image: Any = query
-        if isinstance(query, str) and is_url(query):
+            raise ConfigError(f"Gallery '{self.location}' has no model; search with a vector or the id of an item.")
+
+        def load(image: Any) -> Any:
+            if isinstance(image, bytes):
+                return read_image(image)
+            if not isinstance(image, str) or not is_url(image):
+                return image
             if not allow_url:
-                raise ConfigError(f"{query} is an address: say allow_url=True (--url) to have it fetched.")
-            image = fetch_image(query)
-        elif isinstance(query, bytes):
-            image = read_image(query)
-        embeddings, features = (vectors.numpy() for vectors in self.model.vectors(image))
-        return embeddings[0], features[0] if self.features else None, None
+                raise ConfigError(f"{image} is a URL; pass allow_url=True (--url) to fetch it.")
+            return fetch_image(image)
+
+        embeddings, features = self.model.vectors([load(image) for image in images])
+        return embeddings.numpy(), features.numpy() if self.features else None
+
+    def neighbour_distances(self, compared: Literal["embedding", "features"], sample: int = 200) -> np.ndarray:
+        """The distances of some items to their nearest neighbour, sorted: what counts as near in this gallery."""
+        snapshot = self.snapshot()
+        items = Items(snapshot)
+        rows = np.random.default_rng(0).permutation(len(items))[:sample]
+        ids, vectors, features = items.ids[rows], items.vectors(rows), None
+        if compared == "features":
+            looks = [self.features_at(snapshot, id) for id in ids.tolist()]
+            known = [row for row, values in enumerate(looks) if values is not None]
+            ids, vectors, features = ids[known], vectors[known], np.array([looks[row] for row in known])
+        if not len(ids):
+            return np.empty(0)
+        rank: Rank = "class" if features is None else "looks"
+        results = self.search_embeddings(vectors, 2, features=features, rank=rank, snapshot=snapshot)
+        others = ([hit.distance for hit in result if hit.id != id] for id, result in zip(ids, results, strict=True))
+        return np.sort([distances[0] for distances in others if distances])
 
     @renamed_keywords(at_least="min_candidates", without="exclude_id")
     def search_embeddings(
@@ -448,7 +477,9 @@ class Gallery:
         if rank == "looks":
             self._features_loader("rank='looks'")
             if features is None:
-                raise ConfigError("rank='looks' needs the features of the queries: give features, or search images.")
+                raise ConfigError(
+                    "rank='looks' needs the features of the queries; pass features, or search with images."
+                )
         looks = None if features is None or not self.features else self._check_features(features, len(matrix))
         lists = probes if method == "two_stage" else None
         how = VectorSearch(k, lists, min_candidates, where, exclude_id, rank, self.min_familiarity)
@@ -457,7 +488,7 @@ class Gallery:
     def _features_loader(self, argument: str) -> SnapshotLoader:
         """The loader of the looks space, which `argument` asks for."""
         if self._looks is None:
-            raise ConfigError(f"{self.location} keeps no features beside its embeddings: leave {argument} out.")
+            raise ConfigError(f"Gallery '{self.location}' has no features beside its embeddings; leave {argument} out.")
         return self._looks
 
     def _check_features(self, features: Any, count: int) -> np.ndarray:

@@ -317,7 +317,7 @@ def index_folder(gallery: Gallery, folder: str | Path, *, progress: Callable[[Ad
     """
     files, labels = list_with_labels(existing_folder(folder))
     if not files:
-        raise DataError(f"{folder} holds no images: give the folder that holds them.")
+        raise DataError(f"Folder {folder} has no images; pass the folder that holds them.")
     added = Added(0)
 
     def keep(current: Added) -> None:
@@ -339,8 +339,8 @@ def existing_folder(folder: str | Path) -> Path:
     """The folder, which must exist."""
     folder = Path(folder).expanduser()
     if not folder.is_dir():
-        what = "is a file" if folder.exists() else "is not there"
-        raise DataError(f"The folder {folder} {what}: give the folder that holds the images.")
+        what = "is a file" if folder.exists() else "does not exist"
+        raise DataError(f"{folder} {what}; pass the folder that holds the images.")
     return folder
 
 

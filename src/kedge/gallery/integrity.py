@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import zlib
 from collections.abc import Collection, Iterable, Iterator
@@ -19,12 +20,12 @@ import numpy as np
 import pyarrow as pa
 from filelock import FileLock, Timeout
 
-from kedge.errors import GalleryError, KedgeError, first_line
+from kedge.errors import GalleryError, KedgeError
 from kedge.gallery.location import LOCK, Location
 from kedge.gallery.schema import CHECKSUM, damaged_rows, seal_json, unseal_json
 from kedge.io import atomic_write
 
-__all__ = ["Integrity", "wrap_read_errors"]
+__all__ = ["Integrity", "system_reason", "wrap_read_errors"]
 
 _FILE = "checksums.json"
 _CHUNK = 1 << 22
@@ -45,7 +46,17 @@ def wrap_read_errors(location: Location) -> Iterator[None]:
         # Lance panics where its own files contradict themselves.
         if not isinstance(error, _LANCE_ERRORS) and type(error).__name__ != "PanicException":
             raise
-        raise GalleryError(f"The table of {location} cannot be read: {first_line(error)}") from error
+        raise GalleryError(
+            f"The table of gallery '{location}' cannot be read{system_reason(error)}; run kedge info --check."
+        ) from error
+
+
+def system_reason(error: BaseException) -> str:
+    """In brackets, why the system refused something, also through Lance, which says the rest about its own source."""
+    wrapped = re.search(r"([\w ]+) \(os error \d+\)", str(error))
+    reason = getattr(error, "strerror", None) or (wrapped[1].strip() if wrapped else "")
+    reason = "out of memory" if isinstance(error, MemoryError) else reason
+    return f" ({reason})" if reason else ""
 
 
 class Integrity:
@@ -118,12 +129,12 @@ class Integrity:
     def require(self, names: Iterable[str]) -> None:
         """Raise unless all these files are as they were written."""
         if damaged := self.damaged(names):
-            raise self._error(damaged, "kedge info --check names the items and the last good version")
+            raise self._error(damaged, "run kedge info --check to see the items and the last good version")
 
     def _error(self, damaged: Collection[str], *more: str) -> GalleryError:
         others = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
-        what = f"{min(damaged)}{others} is missing or not as it was written"
-        return GalleryError(f"{self.location} is damaged: {'; '.join((what, *more))}.")
+        what = f"{min(damaged)}{others} is missing or differs from its checksum"
+        return GalleryError(f"Gallery '{self.location}' is damaged: {'; '.join((what, *more))}.")
 
     def open_latest(self, **options: Any) -> Any:
         """The newest version as a Lance dataset, its manifest and deletions compared."""
@@ -132,7 +143,7 @@ class Integrity:
             if manifests and self.damaged([manifests[max(manifests)]]):
                 file = self._folder / manifests.pop(max(manifests))
                 good = f"version {max(manifests)}" if manifests else "nothing"
-                raise GalleryError(f"{self.location} is damaged: move {file} away to go back to {good}.")
+                raise GalleryError(f"Gallery '{self.location}' is damaged; move {file} away to go back to {good}.")
             dataset = lance.dataset(self.location.table_uri, **options)
             self.require(name for name in self.files(dataset) if "/_deletions/" in name)
             return dataset
@@ -196,8 +207,8 @@ class Integrity:
                 names = self.files(dataset)
                 if not names & damaged and not self.damaged(names):
                     items = f"{number} with {dataset.count_rows():,} items"
-                    return f"the last good version is {items}, which Gallery.restore brings back"
-        return "no version is whole: bring back a backup"
+                    return f"the last good version is {items}, which kedge restore brings back"
+        return "no version is intact: restore a backup"
 
     # ------------------------------------------------------------------ keeping checksums, under the gallery's lock
 
@@ -247,7 +258,7 @@ class Integrity:
         except FileNotFoundError:
             return
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            _log.warning("%s is damaged, and the table's files are not compared: kedge optimize renews it.", file)
+            _log.warning("%s is damaged, so the table's files are not checked; kedge optimize renews it.", file)
 
     # ------------------------------------------------------------------ a copy that was made while somebody wrote
 
@@ -271,9 +282,11 @@ class Integrity:
                     shutil.move(folder / name, folder / "incomplete" / Path(name).name)
         except (Timeout, OSError) as error:
             raise GalleryError(
-                f"{self.location} was copied while it was written, and cannot be completed now: {error}."
+                f"{self.location} was copied while it was being written, and cannot be repaired now: {error}."
             ) from error
-        _log.warning("%s was copied while it was written: its last %d versions are left out.", folder, len(incomplete))
+        _log.warning(
+            "%s was copied while it was being written; its last %d versions are left out.", folder, len(incomplete)
+        )
 
     def _incomplete_versions(self) -> list[str]:
         """The manifests of the newest versions that lack files and were committed when the copy had begun."""

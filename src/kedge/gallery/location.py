@@ -110,7 +110,7 @@ class Location:
             update = counter.merge_insert("name").when_matched_update_all(f"target.next = {current}")
             if update.execute(_counter_row(first + count))["num_updated_rows"] == 1:
                 return first
-        raise GalleryError(f"Too many machines are adding to {self} at a time: try again.")
+        raise GalleryError(f"Too many machines are adding to {self} at once; try again.")
 
     def create_counter(self, first: int = 0) -> None:
         """Start the id counter of a gallery at a URL."""
@@ -140,9 +140,7 @@ def _read_counter(file: Path) -> int:
     except FileNotFoundError:
         return 0
     except (OSError, ValueError) as error:
-        raise GalleryError(
-            f"{file} is damaged, it holds no id: remove it, and ids go on behind the largest in use."
-        ) from error
+        raise GalleryError(f"{file} is damaged; delete it, and the next id is counted from the items.") from error
     return int(text)
 
 

@@ -74,14 +74,14 @@ def create_folder(
     if model is None:
         learned, names, dim = _check_anchors(anchors, classes, dim)
     elif anchors is not None or classes is not None or dim is not None:
-        raise ConfigError("A model brings its own anchors, classes and dimension: give only the model.")
+        raise ConfigError("A model has its own anchors, classes and dim; pass only the model.")
     else:
         learned, names, dim = _learned_anchors(model), tuple(model.classes), model.dim
     manifest = Manifest(dim, lists, names, None if model is None else model.fingerprint, thumbnails)
     if model is not None and model.has_features:
         manifest = replace(manifest, features=model.width)
     if is_taken(location):
-        raise GalleryError(f"{location} is there already: open it with Gallery.open, or choose another path.")
+        raise GalleryError(f"{location} already exists; open it with Gallery.open, or choose another path.")
     folder = location.folder
     if location.url is not None:
         # What is here is the cache of a gallery that is there no more.
@@ -133,41 +133,45 @@ def read_manifest(location: Location) -> Manifest:
     """The manifest of a gallery."""
     file = location.folder / FILE
     if not location.folder.exists() or (location.url is not None and not file.exists()):
-        raise GalleryError(f"There is no gallery {location}: check the path, or make one with Gallery.create.")
+        raise GalleryError(f"Gallery '{location}' does not exist; create it with kedge index or Gallery.create.")
     try:
         content = file.read_bytes()
         stated = json.loads(content)
     except FileNotFoundError as error:
-        raise GalleryError(f"{location} is no gallery: it holds no {file.name}.") from error
+        raise GalleryError(f"{location} is not a gallery: it has no {file.name}.") from error
     except (OSError, ValueError) as error:
         raise GalleryError(f"{file} is damaged: it cannot be read as JSON.") from error
     if not isinstance(stated, dict) or stated.get("kind") != KIND:
-        raise GalleryError(f"{location} is no Kedge gallery.")
+        raise GalleryError(f"{location} is not a Kedge gallery.")
     written = stated.get("format", 0)
     if isinstance(written, int) and written > FORMAT:
-        raise GalleryError(f"{location} has format {written}, this Kedge reads up to {FORMAT}: upgrade Kedge.")
+        raise GalleryError(
+            f"Gallery '{location}' has format {written}, and this Kedge reads up to {FORMAT}; upgrade Kedge."
+        )
     try:
         # Galleries of format 1 have no checksum.
         values = unseal_json(content, optional=written == 1)
         return Manifest(**{name: value for name, value in values.items() if name != "kind"})
     except (TypeError, ValueError, ConfigError) as error:
-        raise GalleryError(f"{file} is damaged: it is not as it was written; bring it back from a backup.") from error
+        raise GalleryError(f"{file} is damaged: its checksum differs; restore it from a backup.") from error
 
 
 def open_model(location: Location, manifest: Manifest, model: Model | None) -> tuple[Model | None, np.ndarray | None]:
     """The model of a gallery, which is loaded unless it is in memory already, and its learned anchors, if any."""
     if manifest.model is None:
         if model is not None:
-            raise ConfigError(f"{location} was made without a model: open it without one.")
+            raise ConfigError(f"Gallery '{location}' has no model; open it without one.")
         return None, _read_anchors(location, manifest)
-    made_with = f"{location} was made with the model {manifest.model}"
+    made_with = f"Gallery '{location}' was created with model {manifest.model}"
     if model is not None and model.fingerprint != manifest.model:
-        raise ConfigError(f"{made_with}, found {model.fingerprint}: open it with that.")
+        raise ConfigError(f"{made_with}, found {model.fingerprint}; open it without naming one.")
     model = model or Model.load(location.folder / "model")
     if model.fingerprint != manifest.model:
-        raise GalleryError(f"{made_with}, but holds {model.fingerprint}: put it back.")
+        raise GalleryError(f"{made_with}, but holds {model.fingerprint}; restore its model folder from a backup.")
     if list(model.classes) != list(manifest.classes):
-        raise GalleryError(f"{location} knows other classes than its model: one of them is damaged; put it back.")
+        raise GalleryError(
+            f"Gallery '{location}' and its model have different classes; restore its folder from a backup."
+        )
     return model, _learned_anchors(model)
 
 
@@ -196,7 +200,7 @@ def _check_anchors(
     """Anchors, class names and dimension of a gallery of external embeddings."""
     if anchors is None:
         if dim is None or dim < 1:
-            raise ConfigError("Give a model, anchors, or the dim of the vectors.")
+            raise ConfigError("Pass a model, anchors, or the dim of the vectors.")
         return None, tuple(classes or ()), dim
     matrix = np.asarray(anchors, dtype=np.float32)
     if matrix.ndim != 2 or 0 in matrix.shape or not np.isfinite(matrix).all():

@@ -12,7 +12,7 @@ import numpy as np
 
 from kedge.gallery.anchors import EXACT_ITEMS, Anchors
 from kedge.gallery.calibration import CalibrationFile
-from kedge.gallery.distances import parallel_cdist, squared_distances, unit_rows
+from kedge.gallery.distances import norms_of, parallel_cdist, squared_distances, unit_rows
 from kedge.gallery.inverted_lists import DamagedLists
 from kedge.gallery.search import BLOCK, Columns, Result, Snapshot, k_nearest
 from kedge.gallery.snapshot import Items, SnapshotLoader
@@ -105,7 +105,11 @@ class Searcher:
             if masks is None:
                 nearest = np.array([numbers[0] for numbers in probed], dtype=np.int64)
         unknown = self.is_unknown(snapshot.anchors, embeddings, nearest)
-        return [Result(*of_query) for of_query in zip(hits, anchors, unknown, strict=True)]
+        lengths = np.sqrt(norms_of(embeddings)).tolist()
+        return [
+            Result(columns, searched, is_unknown, length=length)
+            for columns, searched, is_unknown, length in zip(hits, anchors, unknown, lengths, strict=True)
+        ]
 
     def _by_class_and_looks(
         self, pair: Pair, embeddings: np.ndarray, features: np.ndarray, how: VectorSearch, matching: np.ndarray | None
@@ -122,13 +126,18 @@ class Searcher:
             by_class = block.by_class(np.flatnonzero((lists >= 0) & (lists < pair.learned)), lists, how)
             for query, number in enumerate(lists.tolist()):
                 if query in by_class:
-                    results.append(Result(*by_class[query], unknown[query]))
+                    if block.by_features(how):
+                        result = Result(*by_class[query], unknown[query], compared="features")
+                    else:
+                        length = float(np.linalg.norm(block.embeddings[query]))
+                        result = Result(*by_class[query], unknown[query], length=length)
+                    results.append(result)
                     continue
                 columns, anchors = block.nearest(query, how.k), list[str | None]()
                 if number >= 0:
                     own = block.nearest(query, how.k, pair.rows_in(number))
                     columns, anchors = _first(own, columns, how.k), [names[number]]
-                results.append(Result(columns, anchors, unknown[query], rank="looks"))
+                results.append(Result(columns, anchors, unknown[query], rank="looks", compared="features"))
         return results
 
 
@@ -254,6 +263,10 @@ class Comparison:
         names = self.pair.classes.anchors.names
         return columns._replace(anchors=[names[lists[id]] for id in columns.ids])
 
+    def by_features(self, how: VectorSearch) -> bool:
+        """Whether `by_class` compares features: not where all items are searched, or some have none."""
+        return how.probes is not None and self.pair.is_complete
+
     def by_class(
         self, queries: np.ndarray, lists: np.ndarray, how: VectorSearch
     ) -> dict[int, tuple[Columns, list[str | None]]]:
@@ -278,7 +291,7 @@ class Comparison:
                 np.array([number, *numbers[numbers != number]][:exactly])
                 for number, numbers in zip(lists.tolist(), nearest, strict=True)
             ]
-            if pair.is_complete:
+            if self.by_features(how):
                 rows = zip(queries.tolist(), probed, strict=True)
                 found = [self.nearest(query, how.k, pair.rows_in(*numbers)) for query, numbers in rows]
             else:

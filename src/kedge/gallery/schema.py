@@ -69,7 +69,7 @@ def own_columns(schema: pa.Schema) -> tuple[str, ...]:
 def arrow_table(rows: Mapping[str, Any], schema: pa.Schema) -> pa.Table:
     """Rows given as columns of any kind, as a table of this schema with checksums; labels are checked."""
     if unknown := set(rows) - set(schema.names):
-        raise ConfigError(f"There is no metadata column {min(unknown)!r}: add it first.")
+        raise ConfigError(f"There is no metadata column {min(unknown)!r}; add it first.")
     own, columns = own_columns(schema), {field.name: pa.nulls(len(rows["id"]), field.type) for field in schema}
     for name, values in rows.items():
         kind = schema.field(name).type
@@ -143,7 +143,7 @@ def check_columns(
         if values is not None and len(values) != count:
             raise ConfigError(f"{name} must have {count} entries, one per item, found {len(values)}.")
     if any(path is not None and "\0" in path for path in paths or ()):
-        raise ConfigError("paths must not hold a NUL character.")
+        raise ConfigError("paths must not contain a NUL character.")
     columns: dict[str, list[Any]] = {name: list(values) for name, values in (metadata or {}).items()}
     columns["label"] = [None] * count if labels is None else check_labels(labels)
     columns["path"] = [None] * count if paths is None else list(paths)
@@ -168,11 +168,11 @@ def normalize_label(label: str) -> str:
 def check_label(label: str) -> str:
     """A label in its composed form; raises where it is blank or holds bidirectional controls."""
     if not isinstance(label, str):
-        raise ConfigError(f"labels must be texts or None, found {label!r}.")
+        raise ConfigError(f"labels must be strings or None, found {label!r}.")
     if not any(letter.isprintable() and not letter.isspace() for letter in label):
-        raise ConfigError(f"labels must not be blank, found {label!r}: give None for an item without a label.")
+        raise ConfigError(f"labels must not be blank, found {label!r}; use None for an item without a label.")
     if not label.isascii() and not _BIDIRECTIONAL.isdisjoint(label):
-        raise ConfigError(f"labels must not hold bidirectional control characters, found {label!a}: rename it.")
+        raise ConfigError(f"labels must not contain bidirectional control characters, found {label!a}; rename it.")
     return normalize_label(label)
 
 
@@ -226,10 +226,10 @@ def damaged_rows(rows: pa.RecordBatch | pa.Table) -> np.ndarray:
 def require_valid(ids: np.ndarray, embeddings: np.ndarray | None = None) -> None:
     """Raise where an id is out of range or a vector not finite: it would be nearest to nothing, or to everything."""
     if len(ids) and not 0 <= ids.min() <= ids.max() < _MAX_ID:
-        raise GalleryError("The table is damaged, it holds ids that no item can have: kedge info --check names them.")
+        raise GalleryError("The table is damaged: it has invalid ids; run kedge info --check.")
     if embeddings is not None and not (finite := np.isfinite(embeddings).all(axis=1)).all():
         raise GalleryError(
-            f"The vector of item {ids[~finite][0]} is damaged, it is not finite: kedge info --check says what to do."
+            f"The vector of item {ids[~finite][0]} is damaged: it is not finite; run kedge info --check."
         )
 
 

@@ -30,6 +30,7 @@ __all__ = [
     "Snapshot",
     "k_nearest",
     "results_to_pandas",
+    "similarity",
 ]
 
 Masks = Sequence["np.ndarray | None"]
@@ -61,6 +62,17 @@ class Item(NamedTuple):
     metadata: dict[str, Any]
 
 
+def similarity(distance: float, length: float) -> float:
+    """How alike vectors at a distance are, from 0 to 1: max(0, 1 - d² / 2|q|²), with the `length` |q| of the query.
+
+    Of vectors of length 1 that is their cosine (0 where it is negative). Others have the cosine of two vectors as long
+    as the query and as far apart, so that the order is that of the distances.
+    """
+    if length == 0:
+        return float(distance == 0)
+    return max(0.0, 1 - (distance / length) ** 2 / 2)
+
+
 class Columns(NamedTuple):
     """Hits, nearest first, a sequence for each of their fields."""
 
@@ -74,7 +86,7 @@ class Columns(NamedTuple):
 class Result:
     """What a search found: iterate it for hits, nearest first."""
 
-    __slots__ = ("_columns", "_hits", "anchors", "rank", "seconds", "unknown")
+    __slots__ = ("_columns", "_hits", "anchors", "compared", "length", "rank", "seconds", "unknown")
 
     def __init__(
         self,
@@ -83,6 +95,8 @@ class Result:
         unknown: bool | None,
         seconds: float = 0.0,
         rank: Literal["class", "looks"] = "class",
+        compared: Literal["embedding", "features"] = "embedding",
+        length: float = 1.0,
     ) -> None:
         self._columns = columns
         self._hits: list[Hit] | None = None
@@ -93,6 +107,10 @@ class Result:
         self.seconds = seconds
         self.rank = rank
         """Whether items were ranked by class, in the lists of the nearest anchors, or by looks, whatever the label."""
+        self.compared = compared
+        """Which vectors the distances are between."""
+        self.length = length
+        """The length of the query's vector, which the similarities are relative to."""
 
     @property
     def hits(self) -> list[Hit]:
@@ -111,6 +129,11 @@ class Result:
     def distances(self) -> list[float]:
         """The distances of the hits."""
         return list(self._columns.distances)
+
+    @property
+    def similarities(self) -> list[float]:
+        """How alike each hit is, from 0 to 1; see `similarity`."""
+        return [similarity(distance, self.length) for distance in self._columns.distances]
 
     def __iter__(self) -> Iterator[Hit]:
         return iter(self.hits)
@@ -240,13 +263,30 @@ class Snapshot:
             count *= 8  # of very many anchors, seldom all are needed
 
     def list_sizes(self, masks: Masks | None = None) -> np.ndarray:
-        """How many items each list holds."""
+        """How many items each list holds, or how many of those that match."""
         sizes = np.zeros(len(self.anchors), np.int64)
         for part, mask in zip(self.parts, self.alive if masks is None else masks, strict=True):
             offsets = part.lists.offsets
             counts = np.diff(offsets) if mask is None else np.diff(np.concatenate([[0], np.cumsum(mask)])[offsets])
             sizes[: len(counts)] += counts
         return sizes
+
+    @cached_property
+    def sizes(self) -> np.ndarray:
+        """How many items each list holds."""
+        return self.list_sizes()
+
+    @cached_property
+    def _list_numbers(self) -> dict[str | None, int]:
+        return {name: number for number, name in enumerate(self.anchors.names)}
+
+    def items_in(self, lists: Sequence[str | None], query: np.ndarray) -> int:
+        """How many items some lists hold, by the names of their anchors; those without a name are the nearest ones."""
+        if None in lists:
+            numbers = self.anchors.nearest(query[None], len(lists))[0].tolist()
+        else:
+            numbers = [self._list_numbers[name] for name in lists if name in self._list_numbers]
+        return int(self.sizes[numbers].sum())
 
     def scan(
         self,

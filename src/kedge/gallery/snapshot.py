@@ -109,7 +109,7 @@ class SnapshotLoader:
             with self._lock:
                 stored = self._stored
                 if stored is not None and any(part.lists is stored.lists for part in snapshot.parts):
-                    _log.warning("The inverted lists of %s are damaged: they are rebuilt.", self._table.location)
+                    _log.warning("The inverted lists of %s are damaged and are being rebuilt.", self._table.location)
                     self._damaged.add(stored.name)
                     self.reopen()
                 return self.latest()
@@ -175,8 +175,8 @@ class SnapshotLoader:
         needed = len(changes.new) * (4 * self._space.dim + _ROW_OVERHEAD)
         if needed > table.memory // 2:
             raise GalleryError(
-                f"{len(changes.new):,} items of {table.location} are not in its lists yet and would take more than "
-                f"half of the {table.memory >> 20:,} MiB: wait for its writer, run kedge optimize or allow more."
+                f"{len(changes.new):,} items of {table.location} are not in its lists yet and need more than half of "
+                f"the {table.memory >> 20:,} MiB of memory allowed; run kedge optimize, or allow more."
             )
         batches = table.batches(["id", "path", "label", column], data_files=changes.data_files)
         new = [batch.filter(pa.array(np.isin(np.asarray(batch.column("id")), changes.new))) for batch in batches]

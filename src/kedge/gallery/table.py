@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -20,8 +21,8 @@ from filelock import FileLock, Timeout
 from lance import Session  # type: ignore[attr-defined]
 from lance.fragment import FragmentMetadata, write_fragments
 
-from kedge.errors import ConfigError, GalleryError, first_line
-from kedge.gallery.integrity import Integrity, wrap_read_errors
+from kedge.errors import ConfigError, GalleryError
+from kedge.gallery.integrity import Integrity, system_reason, wrap_read_errors
 from kedge.gallery.location import LOCK, Location
 from kedge.gallery.schema import (
     CHECKSUM,
@@ -35,7 +36,7 @@ from kedge.gallery.schema import (
     vectors_of,
 )
 
-__all__ = ["LOCK", "MEMORY", "Table", "Version"]
+__all__ = ["LOCK", "MEMORY", "Change", "Table", "Version"]
 
 MEMORY = 1 << 30
 """Bytes that a gallery may keep in memory beside the page cache."""
@@ -51,6 +52,26 @@ class Version(NamedTuple):
 
     number: int
     time: datetime
+
+
+class Change(NamedTuple):
+    """What a version of the table changed."""
+
+    number: int
+    time: datetime
+    items: int
+    """That it holds."""
+    added: int = 0
+    removed: int = 0
+    relabelled: int = 0
+    restored: int | None = None
+    """The version that it brought back."""
+
+    def __str__(self) -> str:
+        if self.restored is not None:
+            return f"restored version {self.restored}"
+        counts = {"added": self.added, "removed": self.removed, "relabelled": self.relabelled}
+        return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count) or "no item changed"
 
 
 class Table:
@@ -142,11 +163,39 @@ class Table:
             times = [(self.location.folder / name).stat().st_mtime for _, name in good]
             return [Version(number, datetime.fromtimestamp(at)) for (number, _), at in zip(good, times, strict=True)]
 
+    def history(self, count: int | None = None) -> list[Change]:
+        """The last versions that can be restored, oldest first, and what each changed.
+
+        From Lance's manifests and transactions alone: no row is read.
+        """
+        self.refresh()
+        changes: list[Change] = []
+        with wrap_read_errors(self.location):
+            entries: list[Any] = self._dataset.versions()
+            before = [0, *(int(entry["metadata"]["total_rows"]) for entry in entries)]
+            first = 0 if count is None else max(0, len(entries) - count)
+            for entry, items in list(zip(entries, before, strict=False))[first:]:
+                now = int(entry["metadata"]["total_rows"])
+                change = Change(
+                    int(entry["version"]), entry["timestamp"], now, max(0, now - items), max(0, items - now)
+                )
+                transaction = self._dataset.read_transaction(change.number)
+                operation = None if transaction is None else transaction.operation
+                if isinstance(operation, lance.LanceOperation.Restore):
+                    change = change._replace(restored=int(operation.version))
+                elif isinstance(
+                    operation, lance.LanceOperation.Update
+                ):  # `replace`: an item with a new label has a new id
+                    change = change._replace(relabelled=sum(part.physical_rows for part in operation.new_fragments))
+                changes.append(change)
+        return changes
+
     def restore(self, number: int) -> None:
         """Make an old version the newest one; those between stay versions too."""
         numbers = [version.number for version in self.versions()]
         if number not in numbers:
-            raise ConfigError(f"version must be one of {numbers[0]} … {numbers[-1]}, found {number}.")
+            span = f"versions go from {numbers[0]} to {numbers[-1]}"
+            raise ConfigError(f"There is no version {number}; {span}, and kedge versions lists them.")
         with wrap_read_errors(self.location):
             if number in (manifests := self.integrity.manifests()):
                 self.integrity.require([manifests[number]])
@@ -182,7 +231,7 @@ class Table:
         table = self.latest()
         with wrap_read_errors(self.location):
             if (file := self.integrity.missing_file(table._dataset)) is not None:
-                raise GalleryError(f"{self.location} is damaged: {file} is missing or was cut off.")
+                raise GalleryError(f"Gallery '{self.location}' is damaged: {file} is missing or truncated.")
             table._dataset.head(1, columns=["id"])
 
     # ------------------------------------------------------------------ writing
@@ -200,10 +249,9 @@ class Table:
                 finally:
                     self.seal(before)
         except Timeout as error:
-            raise GalleryError(f"Another process is writing to {self.location}: try again when it is done.") from error
+            raise GalleryError(f"Another process is writing to {self.location}; try again when it is done.") from error
         except OSError as error:
-            reason = error.strerror or first_line(error)
-            message = f"{self.location} could not be written ({reason}): what it held before stays."
+            message = f"{self.location} could not be written{system_reason(error)}; what it held before is kept."
             raise GalleryError(message) from error
 
     @contextmanager
@@ -301,7 +349,7 @@ class Table:
             raise
         if damaged.any():
             raise GalleryError(
-                f"{self.location} is damaged: item {id} is not as it was written; kedge info --check says what to do."
+                f"Gallery '{self.location}' is damaged: item {id} differs from its checksum; run kedge info --check."
             )
         if not len(rows):
             self.verify()  # the id itself may be what is damaged
@@ -312,12 +360,27 @@ class Table:
     def check_filter(self, where: str) -> None:
         """Raise unless Lance understands all of a filter: it parses one expression and ignores whatever follows."""
         try:
-            scanner = self._dataset.scanner(columns=["id"], filter=f"({where}\n) AND id <> -{_SENTINEL}")
-            complete = _SENTINEL in scanner.explain_plan()
+            # In parentheses it must be whole; what stands behind it, if that is heard, nothing was ignored.
+            _, plan = (
+                self._dataset.scanner(columns=["id"], filter=text).explain_plan()
+                for text in (f"({where}\n)", f"{where}\nAND abs(id) <> {_SENTINEL}")
+            )
+            complete = _SENTINEL in plan
         except (ValueError, OSError) as error:
-            raise ConfigError(f"where={where!r} cannot be understood: {first_line(error)}") from error
+            raise ConfigError(f"where={where!r} is not valid: {self._filter_reason(str(error))}.") from error
         if not complete:
-            raise ConfigError(f"where={where!r} cannot be understood: it must be one expression and nothing behind it.")
+            raise ConfigError(f"where={where!r} is not valid: it must be one condition with nothing behind it.")
+
+    def _filter_reason(self, message: str) -> str:
+        """What is wrong with a filter, taken from what Lance says of it."""
+        if match := re.search(r"No field named \"?([^\s.\"]+)", message):
+            columns = ", ".join(("id", "path", "label", *self.metadata_columns))
+            return f"there is no column {match[1]}; the columns are {columns}, and text stands in single quotes"
+        if match := re.search(r"Invalid function '(\w+)'", message):
+            return f"there is no function {match[1]}"
+        if "could not convert to literal" in message:
+            return "it compares a column with a value of another type"
+        return "write a condition such as label = 'cat'"
 
     def columns(self, names: Sequence[str], where: str | None = None) -> pa.Table:
         """Columns of the rows that match, in the order they were added."""

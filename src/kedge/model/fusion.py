@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
-from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 
 from kedge.encoders import Encoder
 
@@ -77,8 +76,13 @@ def fuse_resnet(folded: nn.Module) -> bool:
     once instead of in every call. These are the operators that torch's compiler calls.
     """
     network: Any = getattr(folded, "backbone", None)
-    if type(network) is not ResNet or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+    if type(network).__module__ != "torchvision.models.resnet" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
+    from torchvision.models.resnet import (
+        BasicBlock,
+        Bottleneck,
+    )  # takes a second, which other encoders need not wait for
+
     for layer in (network.layer1, network.layer2, network.layer3, network.layer4):
         for name, block in layer.named_children():
             if type(block) in (BasicBlock, Bottleneck):
@@ -93,7 +97,7 @@ class _FusedBlock(nn.Module):
 
     def __init__(self, block: Any) -> None:
         super().__init__()
-        convolutions = [block.conv1, block.conv2, *([block.conv3] if isinstance(block, Bottleneck) else [])]
+        convolutions = [block.conv1, block.conv2, *([block.conv3] if hasattr(block, "conv3") else [])]
         self.convolutions = nn.ModuleList(_FusedConv(convolution, relu=True) for convolution in convolutions)
         self.downsample = None if block.downsample is None else _FusedConv(block.downsample[0], relu=False)
 

@@ -222,7 +222,8 @@ def search_with_ray(
                 if where is not None:
                     names = [name for name in names if name in set(columns.anchors)]
                 [unknown] = gallery.is_unknown(anchors, query[None])
-                results.append(Result(columns, names, unknown, time.perf_counter() - started))
+                seconds, length = time.perf_counter() - started, float(np.linalg.norm(query))
+                results.append(Result(columns, names, unknown, seconds, length=length))
         finally:
             pool.clear_global_pool(close=True)
     return results

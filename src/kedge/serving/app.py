@@ -41,7 +41,7 @@ __all__ = ["create_app", "serve", "uvicorn_config"]
 _PAGE = Path(__file__).parent / "page"
 _GRACE_SECONDS = 30
 """How long requests in flight may take after the signal."""
-_FAILED = "The server failed: try again."
+_FAILED = "Internal server error; try again."
 _log = logging.getLogger(__name__)
 
 
@@ -107,10 +107,10 @@ def serve(gallery: str | Path, settings: Settings, *, host: str, port: int, gene
     console.print(f"The page: {address}{f'#key={settings.key}' if generated else ''}")
     console.print(f"The API:  {address}api/v1/openapi.json")
     if settings.key is not None and not generated:
-        console.print("Both want the key that you have set.")
+        console.print("Both need the API key that you have set.")
     if not settings.images and not app.state.service.gallery.thumbnails:
-        console.print("The gallery keeps no thumbnails: --images FOLDER shows the image files below a folder.")
-    console.print("Ctrl-C stops it.")
+        console.print("The gallery has no thumbnails; pass --images FOLDER to show the image files in a folder.")
+    console.print("Press Ctrl-C to stop.")
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("kedge.serving").setLevel(logging.INFO)
     # Uvicorn raises the signal that stopped it once more when it is done, which would end this process with an error.
@@ -141,7 +141,7 @@ async def _refuse_unknown_parameters(request: Request) -> None:
     known = [field.alias for field in fields if isinstance(field.field_info, Query)]
     unknown = next((name for name in request.query_params if name not in known), None)
     if unknown is not None:
-        raise HTTPException(422, f"There is no parameter {unknown[:50]!r}: this takes {', '.join(known) or 'none'}.")
+        raise HTTPException(422, f"Unknown parameter {unknown[:50]!r}; known: {', '.join(known) or 'none'}.")
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -151,7 +151,7 @@ def _listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, dualstack_ipv6=is_ipv6 and socket.has_dualstack_ipv6())
     except (OSError, OverflowError) as error:
         reason = str(getattr(error, "strerror", None) or error).partition(" (while")[0]
-        sentence = f"{host}:{port} cannot be listened on ({reason}): choose another --host or --port."
+        sentence = f"{host}:{port} is not available ({reason}); choose another --host or --port."
         raise ConfigError(sentence) from error
 
 
@@ -162,7 +162,7 @@ def _answer_errors(app: FastAPI) -> None:
     async def refused(request: Request, error: HTTPException) -> JSONResponse:
         status, sentence = HTTPStatus(error.status_code), error.detail
         if sentence == status.phrase:  # the framework's own
-            own = {404: f"There is nothing at {request.url.path[:200]}.", 405: f"{request.method} cannot be done here."}
+            own = {404: f"There is nothing at {request.url.path[:200]}.", 405: f"{request.method} is not allowed here."}
             sentence = own.get(status, f"{status.phrase}.")
         answer = error_response(status, sentence)
         answer.headers.update(error.headers or {})
@@ -180,7 +180,7 @@ def _answer_errors(app: FastAPI) -> None:
             return error_response(422, str(error))
         # Other errors name files, which are nobody's business.
         if isinstance(error, ConfigError):
-            return error_response(422, "This gallery cannot be asked for that.")
+            return error_response(422, "This gallery does not support the request.")
         _log.error("%s %s: %s", request.method, request.url.path[:200], error)
         busy = isinstance(error, GalleryError)
-        return error_response(503, "The gallery cannot be used at the moment: try again." if busy else _FAILED)
+        return error_response(503, "The gallery is not available at the moment; try again." if busy else _FAILED)

@@ -27,23 +27,6 @@ class Catalogue(Items):
         """How many items each of `label_names` has."""
         return np.bincount(self.labels[self.labels >= 0], minlength=len(self.label_names))
 
-    @cached_property
-    def list_sizes(self) -> np.ndarray:
-        """How many items each anchor's list holds."""
-        return self.snapshot.list_sizes()
-
-    @cached_property
-    def _list_numbers(self) -> dict[str | None, int]:
-        return {name: number for number, name in enumerate(self.snapshot.anchors.names)}
-
-    def items_in(self, lists: Sequence[str | None], query: np.ndarray) -> int:
-        """How many items some lists hold, by the names of their anchors; those without a name are the nearest ones."""
-        if None in lists:
-            numbers = self.snapshot.anchors.nearest(query[None], len(lists))[0].tolist()
-        else:
-            numbers = [self._list_numbers[name] for name in lists if name in self._list_numbers]
-        return int(self.list_sizes[numbers].sum())
-
     def vector(self, id: int) -> np.ndarray:
         """The embedding of one item, compared with its checksums."""
         position = int(np.searchsorted(self.ids, id))
@@ -75,7 +58,7 @@ class ImageFiles:
     def __init__(self, gallery: Path, folders: Sequence[Path]) -> None:
         for folder in folders:
             if not folder.is_dir():
-                raise ConfigError(f"--images must name a folder of this machine, found {folder}.")
+                raise ConfigError(f"--images must be a folder of this machine, found {folder}.")
         # Whoever made the gallery may have made its uploads a link to anywhere, so that only the gallery is resolved.
         self._folders = [gallery.resolve() / UPLOADS, *(folder.resolve() for folder in folders)]
 

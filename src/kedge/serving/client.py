@@ -90,8 +90,10 @@ class Client:
         return self._bytes("GET", f"/items/{id}/thumbnail")
 
     def add(self, picture: str | Path | bytes, label: str | None = None) -> dict[str, Any]:
-        """Add an image to a writable gallery; the new item."""
-        return dict(self._json("POST", "/items", {} if label is None else {"label": label}, _content(picture)))
+        """Add an image to a writable gallery, where a file keeps its name; the new item."""
+        query = {"label": label, "name": None if isinstance(picture, bytes) else Path(picture).name}
+        given = {name: value for name, value in query.items() if value is not None}
+        return dict(self._json("POST", "/items", given, _content(picture)))
 
     def remove(self, id: int) -> None:
         """Remove an item from a writable gallery."""
@@ -101,7 +103,7 @@ class Client:
         try:
             return json.loads(self._bytes(method, path, query, content))
         except ValueError as error:
-            raise ServiceError(f"{self.url} does not answer like a Kedge server: check the address.") from error
+            raise ServiceError(f"{self.url} is not a Kedge server.") from error
 
     def _bytes(self, method: str, path: str, query: Mapping[str, Any] = {}, content: bytes | None = None) -> bytes:
         headers = {} if content is None else {"Content-Type": "application/octet-stream"}

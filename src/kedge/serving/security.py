@@ -78,7 +78,7 @@ class SecurityMiddleware:
         except Exception:
             # Answered here, so that this answer, too, has the headers; raised again for the log.
             if status == 0:
-                await error_response(500, "The server failed: its log says why.")(scope, receive, secured)
+                await error_response(500, "Internal server error; see the server's log.")(scope, receive, secured)
             raise
         finally:
             self._record(scope, status or 500, time.perf_counter() - started)
@@ -89,15 +89,18 @@ class SecurityMiddleware:
             return HTTPStatus.BAD_REQUEST, "A request has Content-Length or Transfer-Encoding, not both."
         host = headers.get("host", "")
         if not self._is_own_host(host):
-            return HTTPStatus.BAD_REQUEST, "This server is not called by that name: start it with --allow-host."
+            return HTTPStatus.BAD_REQUEST, "Unknown host name; start the server with --allow-host to allow it."
         path, method = _path_of(scope), scope["method"]
         if method not in _SAFE and not self._same_site(headers, host):
-            return HTTPStatus.FORBIDDEN, "Another site's page may not do that."
+            return (
+                HTTPStatus.FORBIDDEN,
+                "Requests from other sites are refused; start the server with --allow-origin to allow one.",
+            )
         is_public = path in _PUBLIC or _is_page(path)
         # A CORS preflight carries no key.
         is_preflight = method == "OPTIONS" and headers.get("origin", "").lower() in self._origins
         if self.settings.key is not None and not (is_public or is_preflight) and not self._has_key(headers):
-            return HTTPStatus.UNAUTHORIZED, "This server wants its key: Authorization: Bearer …"
+            return HTTPStatus.UNAUTHORIZED, "API key required: send it as Authorization: Bearer KEY."
         return None
 
     def _is_own_host(self, host: str) -> bool:

@@ -98,7 +98,7 @@ class Service:
                 async with self._slots, asyncio.timeout(self.settings.seconds) as deadline:
                     yield deadline
         except TimeoutError:
-            raise HTTPException(503, "That took too long: try again.") from None
+            raise HTTPException(503, "The request took too long; try again.") from None
 
     # ------------------------------------------------------------------ reading
 
@@ -125,7 +125,7 @@ class Service:
         """An image as the encoder takes it."""
         model = self.gallery.model
         if model is None:
-            raise HTTPException(422, "This gallery holds vectors and no model: search with an item.")
+            raise HTTPException(422, "This gallery has no model; search with one of its items.")
         return await self._upload_decoders.pixels(content, model.preprocessing)
 
     async def embed(self, pixels: np.ndarray) -> QueryVectors:
@@ -169,7 +169,7 @@ class Service:
         anchors = catalogue.snapshot.anchors
         if len(anchors) > MAX_ANCHORS:
             limits = f"up to {MAX_ANCHORS:,} anchors; this gallery has {len(anchors):,}"
-            raise HTTPException(422, f"There is a map of {limits}.")
+            raise HTTPException(422, f"The map shows {limits}.")
         if self._projection is not None:
             previous, projection = self._projection
             # Named anchors may move a little, the others are nothing but their place.
@@ -215,13 +215,13 @@ class Service:
     def check_writable(self) -> Gallery:
         """The gallery to write to; refused where the server only reads."""
         if self._writer is None:
-            raise HTTPException(403, "This server only reads: start it with --writable.")
+            raise HTTPException(403, "This server is read-only; start it with --writable.")
         return self._writer
 
-    async def add(self, content: bytes, label: str | None, deadline: asyncio.Timeout) -> int:
-        """Add an image; its id."""
+    async def add(self, content: bytes, label: str | None, name: str | None, deadline: asyncio.Timeout) -> int:
+        """Add an image, with the safe name of its file, if there is one; its id."""
         await self.pixels(content)  # only images are kept
-        return await self._write(lambda gallery: _add(gallery, content, label), deadline)
+        return await self._write(lambda gallery: _add(gallery, content, label, name), deadline)
 
     async def remove(self, id: int, deadline: asyncio.Timeout) -> None:
         """Remove an item."""
@@ -235,13 +235,13 @@ class Service:
             return await run_in_threadpool(act, self.check_writable())
 
 
-def _add(gallery: Gallery, content: bytes, label: str | None) -> int:
+def _add(gallery: Gallery, content: bytes, label: str | None, name: str | None) -> int:
     digest = hashlib.sha256(content).hexdigest()
     if ids := gallery.ids(f"hash = '{digest}'"):
-        raise HTTPException(409, f"That image is there already, as item {ids[0]}.")
-    # A name of ours: none that comes with a request ever names a file.
-    file = gallery.path / UPLOADS / digest
-    file.parent.mkdir(exist_ok=True)
+        raise HTTPException(409, f"The gallery has this image already, as item {ids[0]}.")
+    # By its content, so that no upload replaces another; one with a name has a folder of its own.
+    file = gallery.path / UPLOADS / digest if name is None else gallery.path / UPLOADS / digest[:32] / name
+    file.parent.mkdir(parents=True, exist_ok=True)
     is_new = not file.exists()
     with atomic_write(file) as stream:
         stream.write(content)

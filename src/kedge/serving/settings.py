@@ -56,10 +56,12 @@ class Settings:
             if not limit > 0:
                 raise ConfigError(f"{name} must be above 0, found {limit}.")
         if self.writable and not self.key:
-            raise ConfigError(f"A writable server needs a key: set {KEY_VARIABLE}, or name a file that holds one.")
+            raise ConfigError(f"A writable server needs an API key; set {KEY_VARIABLE}, or pass --key-file.")
         key = self.key
         if key is not None and not (len(key) >= _MIN_KEY_LENGTH and key.isascii() and key.isprintable()):
-            raise ConfigError(f"The key must have at least {_MIN_KEY_LENGTH} characters, all of them printable ASCII.")
+            raise ConfigError(
+                f"The API key must have at least {_MIN_KEY_LENGTH} characters, all of them printable ASCII."
+            )
 
 
 def read_key(file: Path | None) -> str | None:
@@ -70,4 +72,4 @@ def read_key(file: Path | None) -> str | None:
         return file.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"The key cannot be read from {file}: {reason}.") from error
+        raise ConfigError(f"The API key cannot be read from {file}: {reason}.") from error

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import unicodedata
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import PurePosixPath
+from typing import NamedTuple
 
 from fastapi import Request
 from starlette.datastructures import UploadFile
@@ -15,9 +18,9 @@ from starlette.types import Message
 from kedge.serving.metrics import Metrics
 from kedge.serving.settings import Settings
 
-__all__ = ["BUSY", "REQUEST_BODY", "Uploads"]
+__all__ = ["BUSY", "REQUEST_BODY", "Upload", "Uploads", "file_name"]
 
-BUSY = "The server is busy: try again in a moment."
+BUSY = "The server is busy; try again in a moment."
 _FORM = "multipart/form-data"
 _BYTES = "application/octet-stream"
 _BINARY = {"type": "string", "format": "binary"}
@@ -35,6 +38,24 @@ REQUEST_BODY = {
 }
 
 
+class Upload(NamedTuple):
+    """An image as it came."""
+
+    content: bytes
+    name: str | None
+    """The name of its file, where a form says it; anything may be in it."""
+
+
+def file_name(name: str | None) -> str | None:
+    """The name of an upload's file, safe in a folder: no path, nothing hidden, no control characters; None if empty."""
+    last = PurePosixPath(unicodedata.normalize("NFC", name or "").replace("\\", "/")).name
+    plain = "".join(char if char.isalnum() or char in " ._-()+," else "_" for char in last).strip(" .")
+    if not plain.strip("_"):
+        return None
+    path = PurePosixPath(plain)
+    return path.stem.encode()[:120].decode(errors="ignore").rstrip(" .") + path.suffix[:12]
+
+
 class Uploads:
     """Counts the bytes of all uploads in flight; beyond the limit, the upload that has stalled longest is cut off."""
 
@@ -48,11 +69,11 @@ class Uploads:
         metrics.upload_bytes.set_function(lambda: self.held)
 
     @asynccontextmanager
-    async def image(self, request: Request) -> AsyncIterator[bytes]:
-        """The bytes of the image, all of them; they count until the block ends."""
+    async def image(self, request: Request) -> AsyncIterator[Upload]:
+        """The whole image; its bytes count until the block ends."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if not (kind.startswith("image/") or kind in (_BYTES, _FORM)):
-            reason = f"{kind[:100]} is not an image" if kind else "The request does not say what it holds"
+            reason = f"{kind[:100]} is not an image" if kind else "The request has no Content-Type"
             raise HTTPException(415, f"{reason}: send one as image/*, {_BYTES} or a form.")
         declared = request.headers.get("content-length", "")
         self._check_size(int(declared) if declared.isdigit() else 0)
@@ -60,10 +81,10 @@ class Uploads:
         self._arriving[deadline] = body
         try:
             await self._read(request, deadline)
-            image = await _form_file(request, bytes(body)) if kind == _FORM else bytes(body)
-            if not image:
+            upload = await _form_file(request, bytes(body)) if kind == _FORM else Upload(bytes(body), None)
+            if not upload.content:
                 raise HTTPException(422, "The image is empty (0 bytes).")
-            yield image
+            yield upload
         finally:
             self._arriving.pop(deadline, None)
             self.held -= len(body)
@@ -74,9 +95,9 @@ class Uploads:
                 async for chunk in request.stream():
                     self._receive(deadline, chunk)
         except ClientDisconnect:
-            raise HTTPException(400, "The image ended before it was complete.") from None
+            raise HTTPException(400, "The upload ended before it was complete.") from None
         except TimeoutError:
-            raise HTTPException(408, "The image came too slowly: try again.") from None
+            raise HTTPException(408, "The upload took too long; try again.") from None
         del self._arriving[deadline]  # a whole one is not cut off
 
     def _check_size(self, count: int) -> None:
@@ -104,17 +125,17 @@ class Uploads:
             stalled.reschedule(0)  # which has passed
 
 
-async def _form_file(request: Request, body: bytes) -> bytes:
+async def _form_file(request: Request, body: bytes) -> Upload:
     async def receive() -> Message:
         return {"type": "http.request", "body": body}
 
-    content = None
+    upload = None
     try:
         async with Request(request.scope, receive).form(max_files=1, max_fields=8) as form:
             if isinstance(file := form.get("file"), UploadFile):
-                content = await file.read()
+                upload = Upload(await file.read(), file.filename)
     except (HTTPException, KeyError, ValueError):
-        raise HTTPException(400, "The form cannot be understood.") from None
-    if content is None:
-        raise HTTPException(422, "The form must hold an image as `file`.")
-    return content
+        raise HTTPException(400, "The form is not valid.") from None
+    if upload is None:
+        raise HTTPException(422, "The form must have an image as `file`.")
+    return upload

@@ -112,8 +112,8 @@ export function search({ id, blob, text }, { k, rank, method, probes, labels }, 
   return json(`/items/${id}/similar?${asked}`, { signal });
 }
 
-/** Adds a picture; an empty label stands for none. */
-export function add(blob, label) {
-  const asked = new URLSearchParams(label ? { label } : {});
+/** Adds a picture; an empty label or name stands for none. */
+export function add(blob, label, name) {
+  const asked = new URLSearchParams(Object.entries({ label, name }).filter(([, value]) => value));
   return json(`/items?${asked}`, { method: 'POST', body: blob });
 }

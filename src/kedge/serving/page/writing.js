@@ -62,7 +62,7 @@ async function addAll(label) {
   let left = chosen; // others may be chosen meanwhile
   while (left.length) {
     try {
-      await api.add(left[0].blob, label);
+      await api.add(left[0].blob, label, left[0].name ?? left[0].blob.name);
       added += 1;
     } catch (error) {
       const several = known + added + left.length > 1;

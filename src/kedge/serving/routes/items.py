@@ -15,7 +15,7 @@ from kedge.serving import schemas
 from kedge.serving.catalogue import shown_name
 from kedge.serving.schemas import MAX_ID, Id
 from kedge.serving.service import ServiceDependency
-from kedge.serving.uploads import REQUEST_BODY
+from kedge.serving.uploads import REQUEST_BODY, file_name
 
 __all__ = ["router"]
 
@@ -78,11 +78,14 @@ async def add(
     request: Request,
     service: ServiceDependency,
     label: Annotated[str | None, Query(max_length=200, pattern=_LABEL, description="Its class.")] = None,
+    name: Annotated[
+        str | None, Query(max_length=1000, description="The name of its file; by default what a form says.")
+    ] = None,
 ) -> schemas.Item:
     """Add an image."""
     service.check_writable()
-    async with service.uploads.image(request) as content, service.slot() as deadline:
-        id = await service.add(content, label, deadline)
+    async with service.uploads.image(request) as upload, service.slot() as deadline:
+        id = await service.add(upload.content, label, file_name(name or upload.name), deadline)
         return await run_in_threadpool(item, id, service)
 
 

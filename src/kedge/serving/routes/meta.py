@@ -70,7 +70,7 @@ def classes(service: ServiceDependency) -> schemas.Classes:
 def anchors(service: ServiceDependency) -> schemas.Anchors:
     """The anchors and how many items their lists hold."""
     catalogue = service.catalogue()
-    rows = enumerate(zip(catalogue.snapshot.anchors.names, catalogue.list_sizes.tolist(), strict=True))
+    rows = enumerate(zip(catalogue.snapshot.anchors.names, catalogue.snapshot.sizes.tolist(), strict=True))
     return schemas.Anchors(anchors=[schemas.AnchorList(anchor=row, name=name, items=n) for row, (name, n) in rows])
 
 
@@ -82,12 +82,12 @@ def typical(
 ) -> schemas.Typical:
     """An anchor with the items of its list that are nearest to it."""
     catalogue = service.catalogue()
-    if anchor >= len(catalogue.list_sizes):
+    if anchor >= len(catalogue.snapshot.sizes):
         raise HTTPException(404, f"There is no anchor {anchor}.")
     return schemas.Typical(
         anchor=anchor,
         name=catalogue.snapshot.anchors.names[anchor],
-        items=int(catalogue.list_sizes[anchor]),
+        items=int(catalogue.snapshot.sizes[anchor]),
         typical=hit_schemas(catalogue.typical(anchor, k)),
     )
 

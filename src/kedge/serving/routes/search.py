@@ -3,7 +3,6 @@
 # No `from __future__ import annotations`: FastAPI evaluates those of SearchOptions without this module's names.
 import time
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Annotated, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -48,9 +47,9 @@ async def search(request: Request, options: Options, service: ServiceDependency)
     """The items most like an image."""
     _check_rank(service, options)
     # A slot is taken once the body has arrived: who sends slowly keeps nobody else waiting.
-    async with service.uploads.image(request) as content, service.slot():
+    async with service.uploads.image(request) as upload, service.slot():
         started = time.perf_counter()
-        pixels = await service.pixels(content)
+        pixels = await service.pixels(upload.content)
         decoded = time.perf_counter()
         vectors = await service.embed(pixels)
         encoder = time.perf_counter() - decoded
@@ -89,7 +88,7 @@ def hit_schemas(hits: Iterable[Hit]) -> list[schemas.Hit]:
 
 def _check_rank(service: Service, options: SearchOptions) -> None:
     if options.rank == "looks" and not service.gallery.features:
-        raise HTTPException(400, "This gallery keeps no features beside its embeddings: leave rank=looks out.")
+        raise HTTPException(400, "This gallery has no features beside its embeddings; leave rank=looks out.")
 
 
 def _answer(
@@ -100,7 +99,7 @@ def _answer(
     exclude_id = asked if isinstance(asked, int) else None
     query = service.vectors(catalogue, asked) if isinstance(asked, int) else asked
     if options.rank == "looks" and query.features is None:
-        raise HTTPException(400, f"Item {exclude_id} was added without features: leave rank=looks out.")
+        raise HTTPException(400, f"Item {exclude_id} was added without features; leave rank=looks out.")
     chosen = {"probes": options.probes, "where": _filter(options), "exclude_id": exclude_id}
 
     def search(method: Method, rank: Rank) -> Result:
@@ -116,15 +115,11 @@ def _answer(
     else:
         first = search(options.method, options.rank)
         results = {options.method: first}
-    # Of all anchors, also where others route the search.
-    anchors = replace(catalogue.snapshot.anchors, learned_first=False)
-    nearest = anchors.nearest(query.embedding[None], min(_NEAREST_ANCHORS, len(anchors)))[0]
-    distances = np.linalg.norm(anchors.vectors[nearest] - query.embedding, axis=1)
     return schemas.Answer(
         searches=[_search_schema(catalogue, query.embedding, method, result) for method, result in results.items()],
         nearest=[
-            schemas.NearAnchor(anchor=anchor, name=anchors.names[anchor], distance=distance)
-            for anchor, distance in zip(nearest.tolist(), distances.tolist(), strict=True)
+            schemas.NearAnchor(anchor=number, name=name, distance=distance)
+            for number, name, distance in catalogue.snapshot.anchors.closest(query.embedding, _NEAREST_ANCHORS)
         ],
         rank=first.rank,
         unknown=first.unknown,
@@ -162,6 +157,6 @@ def _search_schema(catalogue: Catalogue, embedding: np.ndarray, method: Method, 
         method=method,
         hits=hit_schemas(result),
         looked_at=result.anchors if in_lists or result.rank == "looks" else [],
-        compared=catalogue.items_in(result.anchors, embedding) if in_lists else len(catalogue),
+        compared=catalogue.snapshot.items_in(result.anchors, embedding) if in_lists else len(catalogue),
         seconds=result.seconds,
     )
