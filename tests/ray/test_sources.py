@@ -139,7 +139,7 @@ def test_shards_from_the_shell(model: Model, pictures: list[Path], tmp_path: Pat
     assert hits(run(*query, "--runner", "ray")) == hits(run(*query, "--rank", "class"))
     for wrong, sentence in (
         (("--runner", "spark"), "--runner must be local or ray, found spark"),
-        (("--address", "x:1"), "--address is for --runner ray"),
+        (("--address", "x:1"), "--address only applies to --runner ray"),
         (("--runner", "ray", "--at-least", 3), "--at-least is for --runner local"),
     ):
         with pytest.raises(KedgeError, match=sentence):
