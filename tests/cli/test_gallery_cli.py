@@ -231,7 +231,7 @@ def test_bad_input(gallery: Path, photos: Path, model: Path, tmp_path: Path) -> 
         assert one.fingerprint in told
     assert "made with --lists label" in sentence("index", photos, "--gallery", gallery, "--lists", "anchor")
     Gallery.create(tmp_path / "vectors", dim=4)
-    assert "made without a model" in sentence("index", photos, "--gallery", tmp_path / "vectors")
+    assert "has no model" in sentence("index", photos, "--gallery", tmp_path / "vectors")
     for verb, more in {"search": ["0"], "remove": ["0"], "info": [], "optimize": []}.items():
         assert "There is no gallery" in sentence(verb, tmp_path / "nowhere", *more)
     assert "There is no item 999 " in sentence("search", gallery, "999")
