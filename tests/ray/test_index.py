@@ -125,7 +125,7 @@ def test_the_driver_is_killed(
 
 
 def test_what_is_refused(gallery: Gallery, tmp_path: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(DataError, match="nowhere is not there"):
+    with pytest.raises(DataError, match="nowhere does not exist"):
         index_with_ray(gallery, tmp_path / "nowhere")
     (tmp_path / "song.mp3").touch()
     with pytest.raises(DataError, match=r"song.mp3 cannot be indexed; pass a folder of images, a .txt"):
