@@ -106,8 +106,8 @@ def test_what_is_there_is_replaced_only_if_asked(
     ("arguments", "words"),
     [
         (["{run}", "model.bin"], ["model.bin", ".onnx", "/ for a folder"]),
-        (["{run}", "vectors.npz"], ["no gallery", "kedge index"]),
-        (["nowhere", "model.onnx"], ["no model folder nowhere"]),
+        (["{run}", "vectors.npz"], ["not a gallery", "kedge index"]),
+        (["nowhere", "model.onnx"], ["nowhere does not exist"]),
         (["nowhere", "vectors.npz"], ["nowhere"]),
         (["{run}", "folder", "--anchors"], ["--anchors", ".onnx"]),
         (["{run}", "model.onnx", "--private"], ["--private", "hf://"]),
@@ -123,4 +123,4 @@ def test_what_cannot_be_exported(
 
 def test_a_gallery_without_a_model_has_none_to_export(tmp_path: Path, refused: Callable[..., str]) -> None:
     Gallery.create(tmp_path / "vectors", dim=4)
-    assert "made without a model" in refused("export", str(tmp_path / "vectors"), str(tmp_path / "model.onnx"))
+    assert "has no model" in refused("export", str(tmp_path / "vectors"), str(tmp_path / "model.onnx"))

@@ -387,7 +387,7 @@ def test_ctrl_c_keeps_what_was_added(
     monkeypatch.setattr(Model, "features", stopped)
     done = kedge("index", photos, "--model", model, "--gallery", tmp_path / "g")
     assert done.exit_code == 130
-    assert "what was added stays (8 added, 0 already there, 1 unreadable): run it again to continue" in done.stderr
+    assert "what was added stays (8 added, 0 already there, 1 unreadable); run it again to continue" in done.stderr
     assert len(Gallery.open(tmp_path / "g")) == 8
 
 

@@ -89,7 +89,7 @@ def test_bad_sources(given: str) -> None:
 
 
 def test_missing_sources() -> None:
-    with pytest.raises(ConfigError, match="there is no"):
+    with pytest.raises(ConfigError, match="does not exist"):
         parse_data_files(["cifar100=nowhere.npz"])
 
 

@@ -128,7 +128,7 @@ def _choose(dataset: Sequence[str], overrides: Sequence[str]) -> dict[str, str]:
         chosen |= {"recipe.batch_size": "64", "recipe.optimizer.lr": "0.1"}
     chosen = {key: value for key, value in chosen.items() if key not in named}
     if missing is not None:
-        used = compose([*dataset, *_joined(chosen), *overrides]).encoder.name
+        used = chosen.get("encoder") or config.encoder.name
         stderr().print(f"Training {used} from scratch, since no pretrained weights are available.\n{missing}")
     return chosen
 
