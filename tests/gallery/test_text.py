@@ -120,13 +120,13 @@ def test_the_command_line(
         outcome = CliRunner().invoke(app, [*arguments, "--json"])
         answer = json.loads(outcome.stdout)
         gallery = Gallery.open(folder)
-        check_hits(towers, gallery, [kedge.gallery.Hit(*list(hit.values())[1:]) for hit in answer["hits"]])
+        check_hits(towers, gallery, [kedge.gallery.Hit(*list(hit.values())[1:6]) for hit in answer["hits"]])
         assert (answer["rank"], answer["unknown"]) == ("looks", None)
         outcome = CliRunner().invoke(app, [*arguments, "--html", str(page)])
         assert "by looks" in outcome.stdout
         assert TEXT in page.read_text(encoding="utf-8")
-    assert "Give a query" in refused("search", str(trained))
-    assert "Give a query" in refused("search", str(trained), "x.png", "--text", "x")
+    assert "Pass images" in refused("search", str(trained))
+    assert "Pass images" in refused("search", str(trained), "x.png", "--text", "x")
     assert "must not be empty" in refused("search", str(trained), "--text", " ")
     assert "--runner local" in refused("search", str(trained), "--text", "x", "--runner", "ray")
 

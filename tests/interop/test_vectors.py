@@ -150,7 +150,7 @@ def test_a_model_comes_back_only_with_itself(tmp_path: Path) -> None:
     assert bare.model is None
     assert bare.search(model.embed(picture).numpy()[0], k=4).hits == gallery.search(picture, k=4, rank="class").hits
     other = tiny_model()
-    with pytest.raises(ConfigError, match=rf"made with the model {model.fingerprint}, found {other.fingerprint}"):
+    with pytest.raises(ConfigError, match=rf"{model.fingerprint}; this model is {other.fingerprint}"):
         import_gallery(tmp_path / "no", file, model=other)
     assert not (tmp_path / "no").exists()
 

@@ -318,7 +318,7 @@ def test_uploads_that_are_worked_on_are_not_cut_off() -> None:
                 async with uploads.image(arriving(30)):
                     pytest.fail("There is no room for it.")
             assert refused.value.status_code == HTTPStatus.TOO_MANY_REQUESTS
-            assert (len(worked_on), uploads.held) == (80, 80)
+            assert (len(worked_on.content), uploads.held) == (80, 80)
         assert uploads.held == 0
 
     asyncio.run(try_it())
