@@ -244,7 +244,7 @@ def unknown_setting(name: str, value: str, overrides: Sequence[str] = ()) -> Con
     chosen = [override for override in overrides if re.match(r"(dataset|encoder|loss|recipe)=", override)]
     try:
         config = compose(chosen)
-    except ConfigError:  # the first of several mistakes is told
+    except ConfigError:  # one of the choices is wrong too: suggest from the defaults
         config = compose()
     groups = [str(group) for group in config.hydra.runtime.choices if re.fullmatch(r"\w+", str(group))]
     settings = [*groups, *_leaves(OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"]))]
