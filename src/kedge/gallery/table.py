@@ -360,7 +360,7 @@ class Table:
     def check_filter(self, where: str) -> None:
         """Raise unless Lance understands all of a filter: it parses one expression and ignores whatever follows."""
         try:
-            # In parentheses it must parse as a whole; a term appended to it reaches the plan only if nothing was ignored.
+            # In parentheses it must parse as a whole; an appended term reaches the plan only if nothing was ignored.
             _, plan = (
                 self._dataset.scanner(columns=["id"], filter=text).explain_plan()
                 for text in (f"({where}\n)", f"{where}\nAND abs(id) <> {_SENTINEL}")
