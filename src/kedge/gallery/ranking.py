@@ -15,7 +15,8 @@ from kedge.gallery.anchors import EXACT_ITEMS, Anchors
 from kedge.gallery.calibration import CalibrationFile
 from kedge.gallery.distances import norms_of, parallel_cdist, squared_distances, unit_rows
 from kedge.gallery.inverted_lists import DamagedLists
-from kedge.gallery.search import BLOCK, Columns, Nearest, Result, Selections, Snapshot, described, k_nearest
+from kedge.gallery.result import Columns, Nearest, Result, described
+from kedge.gallery.search import BLOCK, Selections, Snapshot, k_nearest
 from kedge.gallery.snapshot import Items, SnapshotLoader
 from kedge.model.calibration import NEIGHBOURS, SHARES, familiarity
 

@@ -15,7 +15,8 @@ from kedge.errors import ConfigError
 from kedge.gallery.anchor_index import k_means
 from kedge.gallery.anchors import Anchors
 from kedge.gallery.inverted_lists import InvertedLists
-from kedge.gallery.search import Part, Snapshot, described
+from kedge.gallery.result import described
+from kedge.gallery.search import Part, Snapshot
 from kedge.losses import CAMLoss
 from kedge.losses.base import check_count, check_number
 

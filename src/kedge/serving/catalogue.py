@@ -10,7 +10,7 @@ import numpy as np
 from starlette.exceptions import HTTPException
 
 from kedge.errors import ConfigError
-from kedge.gallery.search import Hit, described
+from kedge.gallery.result import Hit, described
 from kedge.gallery.snapshot import Items
 
 __all__ = ["UPLOADS", "Catalogue", "ImageFiles", "shown_name"]
