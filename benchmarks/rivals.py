@@ -72,6 +72,8 @@ class System:
 
     name: str
     note = ""
+    probes = 1
+    """Lists that are searched, where there are lists."""
 
     def load(self) -> None:
         """Import what it needs, so that no import is measured."""
@@ -128,7 +130,7 @@ class FaissFlat(System):
 
 
 class FaissLists(FaissFlat):
-    """As many inverted lists as there are anchors, one probe; around the anchors or around k-means centroids."""
+    """As many inverted lists as there are anchors; around the anchors or around k-means centroids."""
 
     def __init__(self, *, anchors: bool) -> None:
         self.anchors = anchors
@@ -144,6 +146,9 @@ class FaissLists(FaissFlat):
             count = min(len(items), index.cp.max_points_per_centroid * len(anchors))
             index.train(items[np.sort(np.random.default_rng(SEED).choice(len(items), count, replace=False))])
         return index
+
+    def search(self, queries: np.ndarray, k: int = K) -> Any:
+        return self.index.search(queries, k, params=self.faiss.SearchParametersIVF(nprobe=self.probes))
 
 
 class FaissGraph(FaissFlat):
@@ -400,6 +405,14 @@ class Holder:
     def set_effort(self, effort: int) -> None:
         """How far to search from now on."""
         self.system.try_harder(effort)
+
+    def set(self, name: str, value: Any) -> None:
+        """Set an attribute of the system."""
+        setattr(self.system, name, value)
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Call a method of the system."""
+        return getattr(self.system, name)(*arguments)
 
     def own_memory(self) -> float:
         """MiB of the process that are no file."""

@@ -4,10 +4,11 @@
     python benchmarks/search.py --quick         10,000 items in a minute; writes nothing
     python benchmarks/search.py --run RUN       mAP on the embeddings of this CAM run, not of one trained here
 
-512 dimensions, 100 anchors, k = 100, two cores. A search in a gallery includes every hit with path and label; a rival
-is its raw call. Each system is in a process of its own; they are asked in turn, a few queries each, and every next
-query belongs to another list, so that neither drift nor caches favour anyone. Needs Linux and the extra `bench`; a
-million items need 20 GiB of memory, 30 GB of disk and a machine that does nothing else.
+512 dimensions, 100 anchors, k = 100, two cores. A single search in a gallery includes every hit with path and label, as
+an object each; the hits of a batch become objects when somebody looks at them; a rival is its raw call. Each system is
+in a process of its own; they are asked in turn, a few queries each, and every next query belongs to another list, so
+that neither drift nor caches favour anyone. Then more probes, a filter and removed items. Needs Linux and the extra
+`bench`; a million items need 20 GiB of memory, 30 GB of disk and a machine that does nothing else.
 """
 
 # ruff: noqa: D102, ARG002 - `System` says what the methods are
@@ -22,6 +23,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -62,6 +64,8 @@ SIZES, QUICK = (100_000, 1_000_000), 10_000
 GRAPHS_UP_TO = 100_000
 SINGLE, CHUNK, UNMEASURED, BATCHES = 200, 10, 2, 3
 """Single queries of each system, so many in a turn behind some that only wake it; turns of whole batches."""
+PROBES, KEPT, REMOVED = (4, 16), 100, 10
+"""Probes besides one; a filter keeps one item in so many; one in so many is removed."""
 COLD = 20
 """So many lists are searched cold."""
 SPREAD, LATENT = 1.0, 32
@@ -76,6 +80,8 @@ class Ours(System):
     """A gallery with anchor lists."""
 
     name = OURS
+    where: str | None = None
+    """A filter."""
     forget: float | None = None
     """Days for which the table's earlier versions are kept; None: for ever."""
 
@@ -102,7 +108,14 @@ class Ours(System):
         self.gallery = self.type.open(place)
 
     def search(self, queries: np.ndarray, k: int = K) -> Any:
-        return self.gallery.search_embeddings(queries, k=k)
+        return self.gallery.search_embeddings(queries, k=k, probes=self.probes, where=self.where)
+
+    def asked(self, queries: np.ndarray, row: int, way: Any) -> Callable[[], Any]:
+        return lambda: self.search(queries[row : row + 1])[0].hits
+
+    def remove(self, step: int) -> None:
+        """Remove one item in so many."""
+        self.gallery.remove(range(3, len(self.gallery), step))
 
     def ids(self, found: Any) -> np.ndarray:
         most = max(map(len, found))
@@ -189,6 +202,7 @@ def compare(scratch: Path, count: int) -> dict[str, Any]:
         for name in rows:
             found = workers[name].ask("found", K)
             rows[name]["recall"] = round(recall(found, data.load("exact")), 4)
+        variations = vary(workers)
     finally:
         for worker in workers.values():
             worker.close()
@@ -198,7 +212,52 @@ def compare(scratch: Path, count: int) -> dict[str, Any]:
         row["times_as_fast_as_ivf_anchors"] = round(rows[LISTS]["ms"] / row["ms"], 2)
         if isinstance(system, Ours):
             row["times_read"] = round(row["ms"] / min(reads.values()), 2)
-    return {"in_own_list": round(wanted, 4), "busy_with_others": round(others, 3), "systems": rows, "read_ms": reads}
+    return {
+        "in_own_list": round(wanted, 4),
+        "busy_with_others": round(others, 3),
+        "systems": rows,
+        "read_ms": reads,
+        "variations": variations,
+    }
+
+
+def vary(workers: dict[str, Worker]) -> dict[str, Any]:
+    """More probes beside FAISS; a filter and removed items beside the same gallery without."""
+    found: dict[str, Any] = {}
+    for probes in PROBES:
+        for name in (OURS, LISTS):
+            workers[name].ask("set", "probes", probes)
+        found[f"{probes} probes"] = duel(workers, OURS, LISTS)
+    workers[OURS].ask("set", "probes", 1)
+    found["as it is"] = duel(workers, OURS)
+    workers[OURS].ask("set", "where", f"id % {KEPT} = 7")
+    found[f"a filter that keeps {1 / KEPT:.0%}"] = duel(workers, OURS)
+    workers[OURS].ask("set", "where", None)
+    workers[OURS].ask("call", "remove", REMOVED)
+    found[f"{1 / REMOVED:.0%} removed"] = duel(workers, OURS)
+    return found
+
+
+def duel(workers: dict[str, Worker], *names: str) -> dict[str, Any]:
+    """Single queries and batches of some systems, in turn."""
+    times: dict[str, list[float]] = {name: [] for name in names}
+    batches: dict[str, list[float]] = {name: [] for name in names}
+    for first in range(0, SINGLE, CHUNK):
+        for name in names:
+            asked = [row % SINGLE for row in range(first - UNMEASURED, first + CHUNK)]
+            times[name] += workers[name].ask("single", asked, UNMEASURED, None)[0]
+            workers[name].rest()
+    for _ in range(BATCHES):
+        for name in names:
+            batches[name].append(workers[name].ask("batch"))
+            workers[name].rest()
+    return {
+        name: {
+            "ms": round(1000 * statistics.median(times[name]), 4),
+            "qps": round(BATCH / statistics.median(batches[name])),
+        }
+        for name in names
+    }
 
 
 def by_others(workers: dict[str, Worker]) -> float:
@@ -441,6 +500,9 @@ def show(sizes: dict[int, dict[str, Any]], quality: dict[str, Any], met: list[di
                 f"{quality['systems'][name][f'mAP@{K}']:.4f}",
             )
         console.print(table)
+        for name, both in found["variations"].items():
+            parts = (f"{system} {row['ms']:.3f} ms, {row['qps']:,} queries/s" for system, row in both.items())
+            console.print(f"{name}: {'; '.join(parts)}", highlight=False, soft_wrap=True)
         if found["busy_with_others"] > QUIET:
             share = f"{found['busy_with_others']:.0%}"
             console.print(f"Others used {share} of the cores meanwhile: do not trust these times.", style="red")
