@@ -108,7 +108,7 @@ def evaluate_gallery(gallery: Gallery, against: str | Path | None = None, *, lim
         "gallery": str(gallery.location),
         "items": len(labels),
         "against": None if against is None else str(against),
-        "model": None if gallery.model is None else gallery.model.encoder.name,
+        "model": None if gallery.model is None else gallery.model.encoder_name,
         "model_fingerprint": None if gallery.model is None else gallery.model.fingerprint,
         "skipped": skipped,
         "trained": bool(gallery.classes),

@@ -20,7 +20,7 @@ from kedge.gallery.calibration import Calibration, CalibrationFile, save_calibra
 from kedge.gallery.distances import unit_rows
 from kedge.gallery.ingest import Added, add_images, dataset_images, list_with_labels
 from kedge.gallery.location import Location, wrap_url_errors
-from kedge.gallery.manifest import ListKind, Manifest, create_folder, download_folder, open_model, read_manifest
+from kedge.gallery.manifest import ListKind, Manifest, create_folder, open_folder, open_model
 from kedge.gallery.ranking import RANKS, Rank, Searcher, VectorSearch, compare, looks_probes
 from kedge.gallery.schema import check_columns, check_vectors, require_positive
 from kedge.gallery.search import Item, Result, Snapshot
@@ -107,10 +107,7 @@ class Gallery:
         """
         if memory < 64 << 20:
             raise ConfigError(f"memory must be at least 64 MiB, found {memory / 2**20:g} MiB.")
-        location = Location.of(path)
-        with wrap_url_errors(location):
-            download_folder(location)
-        manifest = read_manifest(location)
+        location, manifest = open_folder(path)
         model, learned = open_model(location, manifest, model)
         return cls(location, manifest, learned, model, memory)
 
@@ -118,7 +115,7 @@ class Gallery:
         return len(self.snapshot())
 
     def __repr__(self) -> str:
-        model = "no model" if self.model is None else self.model.encoder.name
+        model = "no model" if self.model is None else self.model.encoder_name
         return f"Gallery({str(self.location)!r}, {len(self):,} items, {model}, dim={self.dim}, lists={self.lists})"
 
     @property
@@ -165,7 +162,7 @@ class Gallery:
 
     def ids(self, where: str | None = None) -> list[int]:
         """The items that match, such as `"label = 'cat'"`, in order."""
-        return sorted(self._table.latest().columns(["id"], where).column("id").to_pylist())
+        return self._table.latest().ids(where)
 
     def check_filter(self, where: str) -> None:
         """Raise unless a filter is one expression over the columns of this gallery, and nothing behind it."""
