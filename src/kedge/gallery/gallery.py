@@ -458,12 +458,13 @@ class Gallery:
         *,
         features: np.ndarray | None = None,
         rank: Rank = "auto",
-        exclude_id: int | None = None,
+        exclude_id: int | Sequence[int] | None = None,
         snapshot: Snapshot | None = None,
     ) -> list[Result]:
-        """The k nearest items of each vector, but for `exclude_id`; in the newest version, or in a `snapshot`.
+        """The k nearest items of each vector, but for `exclude_id` (one item, or one for each vector).
 
-        `rank` as in `search`; without the `features` of the queries, `auto` is by class.
+        In the newest version, or in a `snapshot`. `rank` as in `search`; without the `features` of the queries, `auto`
+        is by class.
         """
         matrix = self.check_vectors(queries)
         require_positive(k=k, probes=probes)
@@ -479,7 +480,8 @@ class Gallery:
                 )
         looks = None if features is None or not self.features else self._check_features(features, len(matrix))
         lists = probes if method == "two_stage" else None
-        how = VectorSearch(k, lists, min_candidates, where, exclude_id, rank, self.min_familiarity)
+        exclude = None if exclude_id is None else np.broadcast_to(np.asarray(exclude_id, np.int64), len(matrix))
+        how = VectorSearch(k, lists, min_candidates, where, exclude, rank, self.min_familiarity)
         return self._searcher.search(self.snapshot() if snapshot is None else snapshot, matrix, looks, how)
 
     def _features_loader(self, argument: str) -> SnapshotLoader:

@@ -39,7 +39,8 @@ class VectorSearch:
     probes: int | None
     min_candidates: int
     where: str | None
-    exclude_id: int | None
+    exclude: np.ndarray | None
+    """The id of the item that each query leaves out."""
     rank: Rank
     min_familiarity: float | None
     """Of a known query; None: it is known by the distance to its nearest anchor."""
@@ -96,7 +97,7 @@ class Searcher:
             if how.rank == "looks" or (snapshot.anchors.learned and len(pair.ids)):
                 return self._by_class_and_looks(pair, embeddings, features, how, matching)
         masks = None if matching is None else snapshot.masks(matching)
-        hits, probed = snapshot.search(embeddings, how.k, how.probes, how.min_candidates, masks, how.exclude_id)
+        hits, probed = snapshot.search(embeddings, how.k, how.probes, how.min_candidates, masks, how.exclude)
         names, nearest = snapshot.anchors.names, None
         if probed is None:
             anchors = [list(names)] * len(embeddings)
@@ -117,7 +118,7 @@ class Searcher:
         """By class or by looks, whichever suits each query."""
         results: list[Result] = []
         names = pair.classes.anchors.names
-        for block in compare(pair, embeddings, features, matching, how.exclude_id, exhaustive=how.probes is None):
+        for block in compare(pair, embeddings, features, matching, how.exclude, exhaustive=how.probes is None):
             if how.min_familiarity is None:
                 unknown = self.is_unknown(pair.classes.anchors, block.embeddings)
             else:
@@ -188,7 +189,7 @@ def compare(
     embeddings: np.ndarray,
     features: np.ndarray,
     matching: np.ndarray | None = None,
-    exclude_id: int | None = None,
+    exclude: np.ndarray | None = None,
     *,
     exhaustive: bool = True,
 ) -> Iterator[Comparison]:
@@ -196,7 +197,8 @@ def compare(
     size = max(1, BLOCK // max(1, len(pair.ids)))
     for start in range(0, len(features), size):
         rows = slice(start, start + size)
-        yield Comparison(pair, embeddings[rows], features[rows], matching, exclude_id, exhaustive=exhaustive)
+        own = None if exclude is None else exclude[rows]
+        yield Comparison(pair, embeddings[rows], features[rows], matching, own, exhaustive=exhaustive)
 
 
 class Comparison:
@@ -212,7 +214,7 @@ class Comparison:
         embeddings: np.ndarray,
         features: np.ndarray,
         matching: np.ndarray | None,
-        exclude_id: int | None,
+        exclude: np.ndarray | None,
         *,
         exhaustive: bool,
     ) -> None:
@@ -232,15 +234,17 @@ class Comparison:
                 if len(asking) == 1
                 else squared_distances(queries, vectors, lists.norms[first:end])
             )
-        self._gone = pair.lists < 0
-        if exclude_id is not None:
-            self._gone |= pair.ids == exclude_id
+        self._gone, self._exclude = pair.lists < 0, exclude
         self._squares[:, self._gone] = np.inf
+        if exclude is not None:
+            self._squares[pair.ids == exclude[:, None]] = np.inf
 
     def _to_rows(self, query: int, rows: np.ndarray) -> np.ndarray:
         """The squared distances of one query to some rows, all of which are compared."""
         if not self._complete:
             missing = rows[np.isinf(self._squares[query, rows]) & ~self._gone[rows]]
+            if self._exclude is not None:
+                missing = missing[self.pair.ids[missing] != self._exclude[query]]
             self._squares[query, missing] = self._by_differences(query, missing)
         squares: np.ndarray = self._squares[query, rows]
         return squares
@@ -279,13 +283,14 @@ class Comparison:
             return {}
         pair, classes, embeddings, lists = self.pair, self.pair.classes, self.embeddings[queries], lists[queries]
         masks = None if self._matching is None else classes.masks(self._matching)
+        exclude = None if self._exclude is None else self._exclude[queries]
         probed = [np.arange(len(classes.anchors))] * len(queries)
         if how.probes is None:
-            own = classes.scan(embeddings, how.k, list(lists[:, None]), masks, how.exclude_id)
-            others = classes.scan(embeddings, how.k, None, masks, how.exclude_id)
+            own = classes.scan(embeddings, how.k, list(lists[:, None]), masks, exclude)
+            others = classes.scan(embeddings, how.k, None, masks, exclude)
             found = [_first(*both, how.k) for both in zip(own, others, strict=True)]
         else:
-            nearest = classes.probe(embeddings, how.k, how.probes, how.min_candidates, masks, how.exclude_id)
+            nearest = classes.probe(embeddings, how.k, how.probes, how.min_candidates, masks, exclude)
             exactly = how.probes if masks is None and not how.min_candidates else None
             probed = [
                 np.array([number, *numbers[numbers != number]][:exactly])
@@ -295,7 +300,7 @@ class Comparison:
                 rows = zip(queries.tolist(), probed, strict=True)
                 found = [self.nearest(query, how.k, pair.rows_in(*numbers)) for query, numbers in rows]
             else:
-                found = classes.scan(embeddings, how.k, probed, masks, how.exclude_id)
+                found = classes.scan(embeddings, how.k, probed, masks, exclude)
         anchors = [[classes.anchors.names[number] for number in numbers.tolist()] for numbers in probed]
         return dict(zip(queries.tolist(), zip(found, anchors, strict=True), strict=True))
 

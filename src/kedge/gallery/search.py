@@ -212,25 +212,26 @@ class Snapshot:
         probes: int | None = 1,
         min_candidates: int = 0,
         masks: Masks | None = None,
-        exclude_id: int | None = None,
+        exclude: np.ndarray | None = None,
     ) -> tuple[list[Columns], list[np.ndarray] | None]:
         """The k nearest items of each query, and the anchors whose lists were searched, nearest first (None: all).
 
         Searches the lists of the `probes` nearest anchors (None: all lists), and more until they hold
         `min_candidates`; where these lists are empty, goes on to the nearest one that is not. With the `masks` of a
-        filter, only lists that hold matching items, and more of them until they hold k.
+        filter, only lists that hold matching items, and more of them until they hold k. `exclude` has the id of the
+        item that each query leaves out.
         """
         if probes is None:
-            return self.scan(queries, k, None, masks, exclude_id), None
-        probed = self.probe(queries, k, probes, min_candidates, masks, exclude_id)
-        hits = self.scan(queries, k, probed, masks, exclude_id)
+            return self.scan(queries, k, None, masks, exclude), None
+        probed = self.probe(queries, k, probes, min_candidates, masks, exclude)
+        hits = self.scan(queries, k, probed, masks, exclude)
         if masks is not None:
             return hits, probed
         empty = [row for row, columns in enumerate(hits) if not columns.ids]
         if empty:
-            candidates = 1 if exclude_id is None else 2  # the excluded item counts as one
+            candidates = 1 if exclude is None else 2  # the excluded item counts as one
             farther = self.probe(queries[empty], k, probes, candidates)
-            farther_hits = self.scan(queries[empty], k, farther, None, exclude_id)
+            farther_hits = self.scan(queries[empty], k, farther, None, None if exclude is None else exclude[empty])
             for row, numbers, columns in zip(empty, farther, farther_hits, strict=True):
                 probed[row], hits[row] = numbers, columns
         return hits, probed
@@ -242,7 +243,7 @@ class Snapshot:
         probes: int,
         min_candidates: int = 0,
         masks: Masks | None = None,
-        exclude_id: int | None = None,
+        exclude: np.ndarray | None = None,
     ) -> list[np.ndarray]:
         """For each query the lists to search, nearest first; see `search`."""
         probes = min(probes, len(self.anchors))
@@ -253,7 +254,7 @@ class Snapshot:
             numbers = np.flatnonzero(sizes)
             anchors = anchors.subset(numbers)
             # The excluded item may be one of those that match.
-            min_candidates = max(min_candidates, k + (exclude_id is not None))
+            min_candidates = max(min_candidates, k + (exclude is not None))
         count = max(probes, _SORTED_ANCHORS)
         while True:
             order = numbers[anchors.nearest(queries, min(count, len(anchors)))]
@@ -294,10 +295,10 @@ class Snapshot:
         k: int,
         probed: list[np.ndarray] | None,
         masks: Masks | None = None,
-        exclude_id: int | None = None,
+        exclude: np.ndarray | None = None,
     ) -> list[Columns]:
         """The k nearest items of each query in its probed lists, or (None) in all of them."""
-        count = k if exclude_id is None else k + 1
+        count = k if exclude is None else k + 1
         candidates: list[list[Candidates]] = [[] for _ in queries]
         masks = self.alive if masks is None else masks
         for part, number, asking, start, end in self.ranges(len(queries), probed):
@@ -309,7 +310,8 @@ class Snapshot:
                 continue
             for row, rows, squares in _scan_list_batch(lists, start, end, queries[asking], count, mask):
                 candidates[asking[row]].append(Candidates(part, number, rows, squares))
-        return [self._rank(of_query, k, exclude_id) for of_query in candidates]
+        excluded = [None] * len(candidates) if exclude is None else exclude.tolist()
+        return [self._rank(of_query, k, id) for of_query, id in zip(candidates, excluded, strict=True)]
 
     def ranges(
         self, queries: int, probed: list[np.ndarray] | None
