@@ -50,7 +50,7 @@ def test_beside_a_library_that_brings_the_same_symbols() -> None:
         "print(parallel_cdist(np.ones((1, 4), np.float32), np.zeros((3, 4), np.float32)))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert done.stdout == "[4. 4. 4.]\n", done.stderr
+    assert done.stdout == "[[4. 4. 4.]]\n", done.stderr
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "int8"])

@@ -86,7 +86,7 @@ def _evaluate_run(
     if held_out and overrides:
         raise ConfigError("The held-out images are those of the run's own dataset: leave out the overrides.")
     init_process_group("cuda" if torch.cuda.is_available() else "cpu")
-    model = kedge.Model.load(run)
+    model = kedge.Model.load(run, lazy=True)
     with rank_zero_first():
         dataset = held_out_of(run, trust=trust) if held_out else dataset_of(run, overrides, trust=trust)
     return kedge.evaluate(model, dataset, against=against, limit=limit)

@@ -78,7 +78,7 @@ def export(
     else:
         export_program(model, target, anchors=anchors)
         usage = f'torch.export.load("{target}").module()(batch), {batch}'
-    typer.echo(f"{target}: {model.encoder.name}, {model.dim} numbers, {len(model.classes):,} classes; {usage}")
+    typer.echo(f"{target}: {model.encoder_name}, {model.dim} numbers, {len(model.classes):,} classes; {usage}")
 
 
 def import_(

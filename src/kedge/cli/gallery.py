@@ -7,13 +7,16 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import kedge
 from kedge.cli.options import GalleryArgument, line_console
 from kedge.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kedge.gallery.table import Table
 
 
 def info(
@@ -36,7 +39,7 @@ def info(
         **({"features": f"{opened.features} numbers each, for searches by looks"} if opened.features else {}),
         **({} if anchors.index is None else {"anchors": f"{len(anchors):,}, searched through an index"}),
         "lists": f"one for each {opened.lists}",
-        "model": "none" if model is None else f"{model.encoder.name}, {trained} (fingerprint {model.fingerprint})",
+        "model": "none" if model is None else f"{model.encoder_name}, {trained} (fingerprint {model.fingerprint})",
         "unknown": _unknown(opened),
         "versions": f"{len(versions)}, the last from {versions[-1].time:%Y-%m-%d %H:%M:%S}",
         "size on disk": decimal(sum(file.stat().st_size for file in opened.path.rglob("*") if file.is_file())),
@@ -73,19 +76,24 @@ def remove(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before the gallery is emptied.")] = False,
 ) -> None:
     """Remove items from a gallery; the image files stay where they are."""
+    from kedge.gallery.manifest import open_table
+
     if not items and where is None:
         raise ConfigError("Name the items to remove: ids, paths or --where.")
-    opened = kedge.Gallery.open(gallery)
-    ids, missing = _find_items(opened, items or [])
+    table = open_table(gallery)
+    ids, missing = _find_items(table, items or [])
     if where is not None:
-        ids |= set(opened.ids(where))
-    version, total = opened.snapshot().version, len(opened)
+        ids |= set(table.ids(where))
+    version, total = table.version, len(table)
     if ids and len(ids) == total and not yes:
         question = f"This removes all {total:,} items of {gallery}"
         if not sys.stdin.isatty():
             raise ConfigError(f"{question}: pass --yes to do it.")
         typer.confirm(f"{question}. Go on?", abort=True)
-    count = opened.remove(sorted(ids)) if ids else 0
+    count = 0
+    if ids:
+        with table.writing():
+            count = table.delete(sorted(ids))
     not_found = f"; not found: {', '.join(missing[:5])}{' …' if len(missing) > 5 else ''}" if missing else ""
     typer.echo(f"{gallery}: {count:,} removed, {total - count:,} left{not_found}.")
     if count == 0:
@@ -93,7 +101,7 @@ def remove(
     typer.echo(f"To undo it: kedge restore {shlex.quote(gallery)} {version}")
 
 
-def _find_items(gallery: kedge.Gallery, texts: list[str]) -> tuple[set[int], list[str]]:
+def _find_items(table: Table, texts: list[str]) -> tuple[set[int], list[str]]:
     """The ids of items that are named by id, by file or by folder, and the names that no item has."""
     ids: set[int] = set()
     missing: list[str] = []
@@ -104,7 +112,7 @@ def _find_items(gallery: kedge.Gallery, texts: list[str]) -> tuple[set[int], lis
             path = str(Path(text).expanduser().absolute()).replace("'", "''")
             given = text.replace("'", "''")
             condition = f"path IN ('{given}', '{path}') OR starts_with(path, '{path}/')"
-        matches = gallery.ids(condition)
+        matches = table.ids(condition)
         ids.update(matches)
         if not matches:
             missing.append(text)
@@ -116,10 +124,13 @@ def versions(
     rows: Annotated[int, typer.Option("-n", min=1, help="Number of versions, the newest last.")] = 20,
 ) -> None:
     """List the versions of a gallery that can be restored, and what each changed."""
-    from rich.table import Column, Table
+    import rich.table
+    from rich.table import Column
 
-    opened = kedge.Gallery.open(gallery)
-    table = Table(
+    from kedge.gallery.manifest import open_table
+
+    opened = open_table(gallery)
+    table = rich.table.Table(
         Column("version", justify="right"),
         "time",
         Column("items", justify="right"),
@@ -143,10 +154,13 @@ def restore(
     version: Annotated[int, typer.Argument(help="Its number, as kedge versions shows it.")],
 ) -> None:
     """Make an old version of a gallery the current one; the versions after it are kept."""
-    opened = kedge.Gallery.open(gallery)
-    current, before = opened.snapshot().version, len(opened)
-    opened.restore(version)
-    typer.echo(f"{gallery} is as it was in version {version}: {len(opened):,} items, before {before:,}.")
+    from kedge.gallery.manifest import open_table
+
+    table = open_table(gallery)
+    current, before = table.version, len(table)
+    with table.writing():
+        table.restore(version)
+    typer.echo(f"{gallery} is as it was in version {version}: {len(table):,} items, before {before:,}.")
     typer.echo(f"To go back: kedge restore {shlex.quote(gallery)} {current}")
 
 

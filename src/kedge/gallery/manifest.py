@@ -8,20 +8,32 @@ import shutil
 import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from tokenize import TokenError
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
 from kedge.errors import ConfigError, GalleryError
 from kedge.gallery.calibration import FILE as CALIBRATION
-from kedge.gallery.location import Location
+from kedge.gallery.location import Location, wrap_url_errors
 from kedge.gallery.schema import check_label, seal_json, unseal_json
 from kedge.gallery.table import Table
 from kedge.io import Folder
-from kedge.model import Model
 
-__all__ = ["ListKind", "Manifest", "create_folder", "download_folder", "is_taken", "open_model", "read_manifest"]
+if TYPE_CHECKING:
+    from kedge.model import Model
+
+__all__ = [
+    "ListKind",
+    "Manifest",
+    "create_folder",
+    "is_taken",
+    "open_folder",
+    "open_model",
+    "open_table",
+    "read_manifest",
+]
 
 FILE = "gallery.json"
 FORMAT = 3
@@ -110,7 +122,21 @@ def create_folder(
     return manifest, learned
 
 
-def download_folder(location: Location) -> None:
+def open_folder(path: str | Path) -> tuple[Location, Manifest]:
+    """Where an existing gallery is, and its manifest."""
+    location = Location.of(path)
+    with wrap_url_errors(location):
+        _download_folder(location)
+    return location, read_manifest(location)
+
+
+def open_table(path: str | Path) -> Table:
+    """The table of an existing gallery alone, for what needs neither its model nor torch."""
+    location, manifest = open_folder(path)
+    return Table(location, manifest.dim)
+
+
+def _download_folder(location: Location) -> None:
     """Copy what is at the URL into the folder, but for the table."""
     if location.url is None:
         return
@@ -165,7 +191,9 @@ def open_model(location: Location, manifest: Manifest, model: Model | None) -> t
     made_with = f"Gallery '{location}' was created with model {manifest.model}"
     if model is not None and model.fingerprint != manifest.model:
         raise ConfigError(f"{made_with}, found {model.fingerprint}; open it without naming one.")
-    model = model or Model.load(location.folder / "model")
+    from kedge.model import Model
+
+    model = model or Model.load(location.folder / "model", lazy=True)
     if model.fingerprint != manifest.model:
         raise GalleryError(f"{made_with}, but holds {model.fingerprint}; restore its model folder from a backup.")
     if list(model.classes) != list(manifest.classes):

@@ -42,7 +42,8 @@ class VectorSearch:
     probes: int | None
     min_candidates: int
     where: str | None
-    exclude_id: int | None
+    exclude: np.ndarray | None
+    """The id of the item that each query leaves out."""
     rank: Rank
     min_familiarity: float | None
     """Of a known query; None: it is known by the distance to its nearest anchor."""
@@ -118,7 +119,7 @@ class Searcher:
             if how.rank == "looks" or (snapshot.anchors.learned and len(pair.ids)):
                 return self._by_class_and_looks(pair, embeddings, features, how, matching)
         selected = None if matching is None else matching.selections
-        hits, probed = snapshot.search(embeddings, how.k, how.probes, how.min_candidates, selected, how.exclude_id)
+        hits, probed = snapshot.search(embeddings, how.k, how.probes, how.min_candidates, selected, how.exclude)
         names, nearest = snapshot.anchors.names, None
         if probed is None:
             anchors = [list(names)] * len(embeddings)
@@ -139,7 +140,7 @@ class Searcher:
         """By class or by looks, whichever suits each query."""
         results: list[Result] = []
         names = pair.classes.anchors.names
-        for block in compare(pair, embeddings, features, matching, how.exclude_id, exhaustive=how.probes is None):
+        for block in compare(pair, embeddings, features, matching, how.exclude, exhaustive=how.probes is None):
             if how.min_familiarity is None:
                 unknown = self.is_unknown(pair.classes.anchors, block.embeddings)
             else:
@@ -210,7 +211,7 @@ def compare(
     embeddings: np.ndarray,
     features: np.ndarray,
     matching: Matching | None = None,
-    exclude_id: int | None = None,
+    exclude: np.ndarray | None = None,
     *,
     exhaustive: bool = True,
 ) -> Iterator[Comparison]:
@@ -218,7 +219,8 @@ def compare(
     size = max(1, BLOCK // max(1, len(pair.ids)))
     for start in range(0, len(features), size):
         rows = slice(start, start + size)
-        yield Comparison(pair, embeddings[rows], features[rows], matching, exclude_id, exhaustive=exhaustive)
+        own = None if exclude is None else exclude[rows]
+        yield Comparison(pair, embeddings[rows], features[rows], matching, own, exhaustive=exhaustive)
 
 
 class Comparison:
@@ -234,7 +236,7 @@ class Comparison:
         embeddings: np.ndarray,
         features: np.ndarray,
         matching: Matching | None,
-        exclude_id: int | None,
+        exclude: np.ndarray | None,
         *,
         exhaustive: bool,
     ) -> None:
@@ -254,15 +256,17 @@ class Comparison:
                 if len(asking) == 1
                 else squared_distances(queries, vectors, lists.norms[first:end])
             )
-        self._gone = pair.lists < 0
-        if exclude_id is not None:
-            self._gone |= pair.ids == exclude_id
+        self._gone, self._exclude = pair.lists < 0, exclude
         self._squares[:, self._gone] = np.inf
+        if exclude is not None:
+            self._squares[pair.ids == exclude[:, None]] = np.inf
 
     def _to_rows(self, query: int, rows: np.ndarray) -> np.ndarray:
         """The squared distances of one query to some rows, all of which are compared."""
         if not self._complete:
             missing = rows[np.isinf(self._squares[query, rows]) & ~self._gone[rows]]
+            if self._exclude is not None:
+                missing = missing[self.pair.ids[missing] != self._exclude[query]]
             self._squares[query, missing] = self._by_differences(query, missing)
         squares: np.ndarray = self._squares[query, rows]
         return squares
@@ -302,14 +306,15 @@ class Comparison:
             return {}
         pair, classes, embeddings, lists = self.pair, self.pair.classes, self.embeddings[queries], lists[queries]
         matching = None if self._matching is None else self._matching.selections
+        exclude = None if self._exclude is None else self._exclude[queries]
         probed = [np.arange(len(classes.anchors))] * len(queries)
         hits: Sequence[Nearest]
         if how.probes is None:
-            own = classes.scan(embeddings, how.k, list(lists[:, None]), matching, how.exclude_id)
-            others = classes.scan(embeddings, how.k, None, matching, how.exclude_id)
+            own = classes.scan(embeddings, how.k, list(lists[:, None]), matching, exclude)
+            others = classes.scan(embeddings, how.k, None, matching, exclude)
             hits = [_first(described(mine), described(rest), how.k) for mine, rest in zip(own, others, strict=True)]
         else:
-            nearest = classes.probe(embeddings, how.k, how.probes, how.min_candidates, matching, how.exclude_id)
+            nearest = classes.probe(embeddings, how.k, how.probes, how.min_candidates, matching, exclude)
             exactly = how.probes if matching is None and not how.min_candidates else None
             probed = [
                 np.array([number, *numbers[numbers != number]][:exactly])
@@ -319,7 +324,7 @@ class Comparison:
                 rows = zip(queries.tolist(), probed, strict=True)
                 hits = [self.nearest(query, how.k, pair.rows_in(*numbers)) for query, numbers in rows]
             else:
-                hits = classes.scan(embeddings, how.k, probed, matching, how.exclude_id)
+                hits = classes.scan(embeddings, how.k, probed, matching, exclude)
         anchors = [[classes.anchors.names[number] for number in numbers.tolist()] for numbers in probed]
         return dict(zip(queries.tolist(), zip(hits, anchors, strict=True), strict=True))
 

@@ -60,6 +60,16 @@ Selections = Sequence[Selection | None]
 """Which rows of each part count; None: all."""
 
 
+class Range(NamedTuple):
+    """Rows of a part: those of a list (None: all lists), and the queries that probe it."""
+
+    part: int
+    number: int | None
+    asking: list[int]
+    start: int
+    end: int
+
+
 class Candidates(NamedTuple):
     """Rows of one list of a part (or of all, where `number` is None), nearest first, and exact squared distances."""
 
@@ -96,25 +106,26 @@ class Snapshot:
         probes: int | None = 1,
         min_candidates: int = 0,
         matching: Selections | None = None,
-        exclude_id: int | None = None,
+        exclude: np.ndarray | None = None,
     ) -> tuple[list[Nearest], Sequence[np.ndarray] | None]:
         """The k nearest items of each query, and the anchors whose lists were searched, nearest first (None: all).
 
         Searches the lists of the `probes` nearest anchors (None: all lists), and more until they hold
         `min_candidates`; where these lists are empty, goes on to the nearest one that is not. With the items that are
-        `matching` a filter, only lists that hold some of them, and more lists until they hold k.
+        `matching` a filter, only lists that hold some of them, and more lists until they hold k. `exclude` has the id
+        of the item that each query leaves out.
         """
         if probes is None:
-            return self.scan(queries, k, None, matching, exclude_id), None
-        probed = self.probe(queries, k, probes, min_candidates, matching, exclude_id)
-        hits = self.scan(queries, k, probed, matching, exclude_id)
+            return self.scan(queries, k, None, matching, exclude), None
+        probed = self.probe(queries, k, probes, min_candidates, matching, exclude)
+        hits = self.scan(queries, k, probed, matching, exclude)
         if matching is not None:
             return hits, probed
         empty = [row for row, nearest in enumerate(hits) if isinstance(nearest, Columns) and not nearest.ids]
         if empty:
-            candidates = 1 if exclude_id is None else 2  # the excluded item counts as one
+            candidates = 1 if exclude is None else 2  # the excluded item counts as one
             farther = self.probe(queries[empty], k, probes, candidates)
-            farther_hits = self.scan(queries[empty], k, farther, None, exclude_id)
+            farther_hits = self.scan(queries[empty], k, farther, None, None if exclude is None else exclude[empty])
             probed = list(probed)
             for row, numbers, nearest in zip(empty, farther, farther_hits, strict=True):
                 probed[row], hits[row] = numbers, nearest
@@ -127,7 +138,7 @@ class Snapshot:
         probes: int,
         min_candidates: int = 0,
         matching: Selections | None = None,
-        exclude_id: int | None = None,
+        exclude: np.ndarray | None = None,
     ) -> Sequence[np.ndarray]:
         """For each query the lists to search, nearest first; see `search`."""
         probes = min(probes, len(self.anchors))
@@ -139,7 +150,7 @@ class Snapshot:
             numbers = np.flatnonzero(sizes)
             anchors = anchors if len(numbers) == len(anchors) else anchors.subset(numbers)
             # The excluded item may be one of those that match.
-            min_candidates = max(min_candidates, k + (exclude_id is not None))
+            min_candidates = max(min_candidates, k + (exclude is not None))
         count = max(probes, _SORTED_ANCHORS)
         while True:
             order = numbers[anchors.nearest(queries, min(count, len(anchors)))]
@@ -179,24 +190,47 @@ class Snapshot:
         k: int,
         probed: Sequence[np.ndarray] | None,
         matching: Selections | None = None,
-        exclude_id: int | None = None,
+        exclude: np.ndarray | None = None,
     ) -> list[Nearest]:
         """The k nearest items of each query in its probed lists, or (None) in all of them."""
-        count = k if exclude_id is None else k + 1
+        count = k if exclude is None else k + 1
+        selections, ranges = self.alive if matching is None else matching, list(self.ranges(len(queries), probed))
+        excluded = [None] * len(queries) if exclude is None else exclude.tolist()
+        if len(queries) == 1 and len(ranges) > 1:
+            rows, squares = self._compare(queries, ranges, selections)
+            near = k_nearest(squares, count, None)
+            return [self.rank(rows.take(near), squares.take(near), k, excluded[0])]
         candidates: list[list[Candidates]] = [[] for _ in queries]
-        selections = self.alive if matching is None else matching
-        for part, number, asking, start, end in self.ranges(len(queries), probed):
+        for part, number, asking, start, end in ranges:
             lists, selection = self.parts[part].lists, selections[part]
-            rows = None if selection is None else selection.of_list(number)
-            nearest = nearest_rows(lists, start, end, rows, queries[asking], count)
-            for query, (its_rows, squares) in zip(asking, nearest, strict=True):
-                candidates[query].append(Candidates(part, number, its_rows, squares))
-        return [self._rank(of_query, k, exclude_id) for of_query in candidates]
+            own = None if selection is None else selection.of_list(number)
+            nearest = nearest_rows(lists, start, end, own, queries[asking], count)
+            for query, (rows, squares) in zip(asking, nearest, strict=True):
+                candidates[query].append(Candidates(part, number, rows, squares))
+        return [self._rank(of_query, k, id) for of_query, id in zip(candidates, excluded, strict=True)]
 
-    def ranges(
-        self, queries: int, probed: Sequence[np.ndarray] | None
-    ) -> Iterator[tuple[int, int | None, list[int], int, int]]:
-        """What is to be scanned: a part, a list (None: all), the queries that probe it, its first row and its end.
+    def _compare(
+        self, query: np.ndarray, ranges: Sequence[Range], selections: Selections
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The rows of some ranges, counted through all parts, and their squared distances to one query."""
+        rows, squares, sparse = list[np.ndarray](), list[np.ndarray](), dict[int, list[np.ndarray]]()
+        for part, number, _, start, end in ranges:
+            selection = selections[part]
+            own = np.arange(start, end) if selection is None else selection.of_list(number)
+            if len(own) * _SPARSE <= end - start:
+                sparse.setdefault(part, []).append(own)
+                continue
+            of_range = parallel_cdist(query, self.parts[part].lists.vectors[start:end])[0]
+            rows.append(own + self.starts[part])
+            squares.append(of_range if selection is None else of_range.take(own - start))
+        for part, several in sparse.items():
+            own = np.concatenate(several)
+            rows.append(own + self.starts[part])
+            squares.append(parallel_cdist(query, self.parts[part].lists.vectors.take(own, axis=0))[0])
+        return np.concatenate(rows), np.concatenate(squares)
+
+    def ranges(self, queries: int, probed: Sequence[np.ndarray] | None) -> Iterator[Range]:
+        """What is to be scanned.
 
         A list is compared with its checksums before; where some are probed, the disk is asked for them ahead.
         """
@@ -210,7 +244,7 @@ class Snapshot:
             for number, asking in by_list:
                 start, end = (0, len(lists)) if number is None else lists.bounds(number)
                 if start < end and asking:
-                    yield number_of_part, number, asking, start, end
+                    yield Range(number_of_part, number, asking, start, end)
 
     def _rank(self, candidates: list[Candidates], k: int, exclude_id: int | None) -> Nearest:
         """Candidates of all lists and parts by distance, ties by id."""

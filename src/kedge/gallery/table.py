@@ -390,6 +390,10 @@ class Table:
         with wrap_read_errors(self.location):
             return self._dataset.to_table(columns=list(names), filter=where)
 
+    def ids(self, where: str | None = None) -> list[int]:
+        """The items that match, in order."""
+        return sorted(self.columns(["id"], where).column("id").to_pylist())
+
     def batches(
         self, names: Sequence[str], where: str | None = None, data_files: Collection[str] | None = None, **options: Any
     ) -> Iterator[pa.RecordBatch]:

@@ -130,7 +130,7 @@ def _config(model: Model) -> dict[str, Any]:
     return {
         "library_name": "kedge",
         "model_type": "kedge",
-        "architecture": model.encoder.name,
+        "architecture": model.encoder_name,
         "num_features": model.dim,
         "num_classes": len(model.classes),
         "image_size": model.preprocessing.size,
@@ -148,7 +148,7 @@ def _model_card(model: Model, name: str, metrics: str | Path | None, license: st
         license=license,
         library_name="kedge",
         pipeline_tag="image-feature-extraction",
-        tags=["kedge", "image-retrieval", "metric-learning", model.encoder.name.rpartition(":")[2], model.loss],
+        tags=["kedge", "image-retrieval", "metric-learning", model.encoder_name.rpartition(":")[2], model.loss],
         model_name=title,
         eval_results=results,
     )
@@ -162,7 +162,7 @@ def _model_card(model: Model, name: str, metrics: str | Path | None, license: st
         .format(
             data=data.to_yaml(),
             title=title,
-            encoder=_code(model.encoder.name),
+            encoder=_code(model.encoder_name),
             loss=_code(model.loss),
             dim=model.dim,
             images="any size" if size is None else f"{size} x {size} pixels",

@@ -18,20 +18,31 @@ from contextlib import contextmanager
 from importlib import metadata
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as hooks
+from torch.overrides import TorchFunctionMode
 
 from kedge.encoders import Encoder
+from kedge.encoders.heads import build_head
 from kedge.encoders.pretrained import misfits
 from kedge.errors import ModelError
 from kedge.io import atomic_write
 
-__all__ = ["check_shapes", "is_model", "kedge_version", "read_description", "read_weights", "write_folder"]
+__all__ = [
+    "StoredEncoder",
+    "check_shapes",
+    "is_model",
+    "kedge_version",
+    "read_description",
+    "read_weights",
+    "wrap_misfits",
+    "write_folder",
+]
 
 FORMAT = 2
 """2: the description may say `posterior` or `normalize`, which an older reader would not apply."""
@@ -125,16 +136,83 @@ def read_weights(folder: Path, description: dict[str, Any]) -> dict[str, Tensor]
         raise _damaged(file, f" ({error})") from error
 
 
+@contextmanager
+def wrap_misfits(path: str | Path) -> Iterator[None]:
+    """A ModelError where the parts of the model at `path` do not fit together."""
+    try:
+        yield
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise ModelError(f"model {path} cannot be opened, its parts do not fit together: {reason}") from error
+
+
+class StoredEncoder:
+    """The encoder of a model's folder before its network is built: what can be known and done without that.
+
+    Networks take seconds to import and build, which cached features need not wait for.
+    """
+
+    training = False
+
+    def __init__(self, path: str | Path, spec: Mapping[str, Any], width: int, state: dict[str, Tensor]) -> None:
+        self.path, self.spec, self.width = path, dict(spec), width
+        self.name: str = spec["name"]
+        self.dim: int = spec["dim"]
+        self.text_source: str | None = None
+        self.device = torch.device("cpu")
+        self._state = state
+        own = {name.removeprefix("head."): tensor for name, tensor in state.items() if name.startswith("head.")}
+        with torch.device("meta"), _bounded({name: tuple(tensor.shape) for name, tensor in own.items()}):
+            self.head = build_head(spec["head"], width, self.dim).eval()
+        self.head.load_state_dict(own, assign=True)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The tensors of the whole encoder."""
+        return self._state
+
+    def to(self, device: torch.device) -> Self:
+        """Move the head; the network will be built there."""
+        self.device = device
+        self.head.to(device)
+        return self
+
+    def build(self) -> Encoder:
+        """The encoder itself, evaluating."""
+        # Inference tensors could not be changed, or be told apart by their versions.
+        with wrap_misfits(self.path), torch.inference_mode(False):
+            encoder = build_stored(self.spec, self._state)
+        encoder.text_source = self.text_source
+        return encoder.to(self.device)
+
+
+def build_stored(spec: Mapping[str, Any], state: Mapping[str, Tensor]) -> Encoder:
+    """The encoder of a spec and its tensors, evaluating."""
+    check_shapes(spec, {name: tuple(tensor.shape) for name, tensor in state.items()})
+    encoder = Encoder.from_spec(spec)
+    encoder.load_state_dict(state)
+    return encoder.eval()
+
+
 def check_shapes(spec: Mapping[str, Any], shapes: Shapes) -> None:
     """Raise a ValueError unless `shapes`, by their names in the encoder, are those of the encoder in `spec`.
 
     A few bytes of `model.json` can describe a network of any size, so it is built on torch's meta device, where tensors
     have shapes and no numbers, and only as far as the file with the weights has tensors to fill it.
     """
-    with torch.device("meta"), _bounded(shapes):
+    with torch.device("meta"), _WithoutNormal(), _bounded(shapes):
         expected = {name: tuple(tensor.shape) for name, tensor in Encoder.from_spec(spec).state_dict().items()}
     if problems := misfits(expected, shapes):
         raise ValueError(f"its weights file {problems}")
+
+
+class _WithoutNormal(TorchFunctionMode):
+    """Inside the block no normal numbers are drawn: on the meta device, that imports torch's compiler."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del types
+        if func in (nn.init.normal_, Tensor.normal_):
+            return (*args, *(kwargs or {}).values())[0]
+        return func(*args, **(kwargs or {}))
 
 
 @contextmanager

@@ -22,14 +22,14 @@ from kedge.encoders import DEFAULT_ENCODER, Encoder, build_encoder, pretrained_p
 from kedge.encoders.backbones import TIMM
 from kedge.encoders.text import EXAMPLE, TextTower
 from kedge.encoders.transformers import HF
-from kedge.errors import ConfigError, ModelError
+from kedge.errors import ConfigError
 from kedge.images import Preprocessing
 from kedge.losses.cam import posterior_mean
 from kedge.model import hub
 from kedge.model.calibration import Calibration
 from kedge.model.inference import Inference
 from kedge.model.inputs import ImageInput, pixel_batches, shape_text
-from kedge.model.io import check_shapes, read_description, read_weights, write_folder
+from kedge.model.io import StoredEncoder, build_stored, read_description, read_weights, wrap_misfits, write_folder
 
 __all__ = ["Classification", "Model", "Prediction", "Vectors"]
 
@@ -95,7 +95,7 @@ class Model:
 
     def __init__(
         self,
-        encoder: Encoder,
+        encoder: Encoder | StoredEncoder,
         *,
         anchors: Tensor | None,
         classes: Sequence[str],
@@ -106,7 +106,7 @@ class Model:
         normalize: bool = False,
         calibration: Calibration | None = None,
     ) -> None:
-        self.encoder = encoder
+        self._encoder = encoder
         self._inference = Inference()
         self._text_tower: TextTower | None = None
         self.classes = tuple(classes)
@@ -133,22 +133,38 @@ class Model:
     def __repr__(self) -> str:
         names = ", ".join(self.classes[:3]) + (", …" if len(self.classes) > 3 else "")
         classes = f"{len(self.classes):,} classes ({names})" if self.classes else "no classes"
-        return f"Model({self.encoder.name}, {classes}, dim={self.dim}, loss={self.loss}, device={self.device})"
+        return f"Model({self.encoder_name}, {classes}, dim={self.dim}, loss={self.loss}, device={self.device})"
+
+    @property
+    def encoder(self) -> Encoder:
+        """The network, built when it is first asked for where `load` was lazy."""
+        if isinstance(self._encoder, StoredEncoder):
+            self._encoder = self._encoder.build()
+        return self._encoder
+
+    @encoder.setter
+    def encoder(self, encoder: Encoder) -> None:
+        self._encoder = encoder
+
+    @property
+    def encoder_name(self) -> str:
+        """Such as ``timm:tf_efficientnet_lite0``."""
+        return self._encoder.name
 
     @property
     def dim(self) -> int:
         """Size of an embedding."""
-        return self.encoder.dim
+        return self._encoder.dim
 
     @property
     def width(self) -> int:
         """Size of a feature vector."""
-        return self.encoder.width
+        return self._encoder.width
 
     @property
     def has_features(self) -> bool:
         """Whether features and embeddings are two spaces; without a head, an embedding is the features themselves."""
-        return self.posterior or not isinstance(self.encoder.head, nn.Identity)
+        return self.posterior or not isinstance(self._encoder.head, nn.Identity)
 
     @property
     def anchors(self) -> Tensor | None:
@@ -162,12 +178,13 @@ class Model:
     @property
     def device(self) -> torch.device:
         """Where the encoder is."""
-        return next(self.encoder.parameters()).device
+        encoder = self._encoder
+        return encoder.device if isinstance(encoder, StoredEncoder) else next(encoder.parameters()).device
 
     def to(self, device: str | torch.device) -> Self:
         """Move to ``device``: ``auto`` (a GPU if there is one), ``cpu``, ``cuda``, ``cuda:1`` ..."""
         target = _device(device)
-        self.encoder.to(target)
+        self._encoder.to(target)
         self._anchors = None if self._anchors is None else self._anchors.to(target)
         if self.classifier is not None:
             self.classifier = (self.classifier[0].to(target), self.classifier[1].to(target))
@@ -218,7 +235,7 @@ class Model:
 
         Set it where it moved, and `save`. None: the features share no space with texts.
         """
-        return self.encoder.text_source
+        return self._encoder.text_source
 
     @text_source.setter
     def text_source(self, source: str | None) -> None:
@@ -226,7 +243,7 @@ class Model:
             raise ConfigError(f"text_source must be {HF}<model> or {HF}<folder>; found {source!r}.")
         if source is not None and (folder := Path(source.removeprefix(HF)).expanduser()).is_dir():
             source = f"{HF}{folder.resolve()}"
-        self.encoder.text_source, self._text_tower = source, None
+        self._encoder.text_source, self._text_tower = source, None
 
     def embed_text(self, texts: str | Sequence[str]) -> Tensor:
         """Texts in the space of the features: N x width, of length 1, float32, on the CPU (one text: N = 1).
@@ -239,7 +256,7 @@ class Model:
             raise ConfigError("text must not be empty: describe what to look for, such as 'a photo of a red car'.")
         if self.text_source is None:
             raise ConfigError(
-                f"the encoder {self.encoder.name} has no text tower, or was trained away from it: use a pretrained or "
+                f"the encoder {self.encoder_name} has no text tower, or was trained away from it: use a pretrained or "
                 f"frozen CLIP or SigLIP, such as {EXAMPLE}."
             )
         if self._text_tower is None:
@@ -273,13 +290,13 @@ class Model:
     def embed_features(self, features: Tensor) -> Tensor:
         """Embeddings of images whose features are known, B x n on the model's device."""
         with self._evaluating():
-            outputs: Tensor = self.encoder.head(features.to(self.device))
+            outputs: Tensor = self._encoder.head(features.to(self.device))
         return self.project(outputs)
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
         """The encoder is in evaluation mode inside the block."""
-        if not self.encoder.training:
+        if not self._encoder.training:
             yield
             return
         self.encoder.eval()
@@ -356,13 +373,13 @@ class Model:
         if not self.posterior:
             return scores.softmax(dim=1)
         with torch.inference_mode(), self._evaluating():
-            outputs: Tensor = self.encoder.head(features.to(self.device))
+            outputs: Tensor = self._encoder.head(features.to(self.device))
             return F.linear(outputs.float(), *self.classifier).softmax(dim=1).cpu()
 
     @property
     def fingerprint(self) -> str:
         """16 hexadecimal digits that change with the weights, the anchors or the preprocessing."""
-        setup: dict[str, Any] = {"encoder": self.encoder.spec, "preprocessing": self.preprocessing.to_json()}
+        setup: dict[str, Any] = {"encoder": self._encoder.spec, "preprocessing": self.preprocessing.to_json()}
         setup |= {name: True for name in ("posterior", "normalize") if getattr(self, name)}
         return _digest(setup, self._tensors())[:16]
 
@@ -372,17 +389,17 @@ class Model:
 
         Not with the head and the anchors: models over one frozen backbone share it.
         """
-        spec = {name: value for name, value in self.encoder.spec.items() if name not in ("dim", "head")}
-        backbone = self.encoder.backbone
-        # Buffers that are not saved count too.
-        tensors = {**dict(backbone.named_parameters()), **dict(backbone.named_buffers())}
+        spec = {name: value for name, value in self._encoder.spec.items() if name not in ("dim", "head")}
+        prefix, state = "backbone.", self._encoder.state_dict()
+        tensors = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
         return _digest({"backbone": spec, "preprocessing": self.preprocessing.to_json()}, tensors)
 
     def save(self, path: str | Path) -> None:
         """Save as a folder, all or nothing; a Kedge model at ``path`` is replaced, anything else is not."""
         description: dict[str, Any] = {
-            "encoder": self.encoder.spec,
+            "encoder": self._encoder.spec,
             "dim": self.dim,
+            "width": self.width,
             "classes": list(self.classes),
             "loss": self.loss,
             "preprocessing": self.preprocessing.to_json(),
@@ -413,10 +430,13 @@ class Model:
         ).to("auto")
 
     @classmethod
-    def load(cls, path: str | Path, device: str | torch.device = "auto", engine: str | None = None) -> Self:
+    def load(
+        cls, path: str | Path, device: str | torch.device = "auto", engine: str | None = None, *, lazy: bool = False
+    ) -> Self:
         """Open a model folder, or a run folder that holds one. ``engine`` as in `engine`.
 
-        No code in it is run, nothing is fetched from a network, and no memory is taken for what it does not hold.
+        No code in it is run, nothing is fetched from a network, and no memory is taken for what it does not hold. With
+        ``lazy`` the network is built, and an error of it raised, when it is first needed: cached features need none.
         """
         target, inference = _device(device), Inference(engine)
         folder, description = read_description(path)
@@ -424,12 +444,11 @@ class Model:
         prefix = "encoder."
         state = {name.removeprefix(prefix): tensors[name] for name in tensors if name.startswith(prefix)}
         weight = tensors.get("classifier.weight")
-        try:
-            check_shapes(description["encoder"], {name: tuple(tensor.shape) for name, tensor in state.items()})
-            encoder = Encoder.from_spec(description["encoder"])
-            encoder.load_state_dict(state)
+        with wrap_misfits(path):
+            spec, width = description["encoder"], description.get("width", 0)
+            is_eager = not lazy or not width  # earlier releases did not write it
             model = cls(
-                encoder.eval(),
+                build_stored(spec, state) if is_eager else StoredEncoder(path, spec, width, state),
                 anchors=tensors.get("anchors"),
                 classes=description["classes"],
                 preprocessing=Preprocessing.from_json(description["preprocessing"]),
@@ -440,9 +459,6 @@ class Model:
                 calibration=Calibration.from_json(description.get("calibration")),
             )
             model.text_source = description.get("text")
-        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
-            reason = " ".join(str(error).split())
-            raise ModelError(f"model {path} cannot be opened, its parts do not fit together: {reason}") from error
         model._inference = inference
         return model.to(target)
 
@@ -456,7 +472,7 @@ class Model:
     """Open a model folder or ``user/repo`` of the Hugging Face Hub, of which only the model is fetched, once."""
 
     def _tensors(self) -> dict[str, Tensor]:
-        tensors = {f"encoder.{name}": tensor for name, tensor in self.encoder.state_dict().items()}
+        tensors = {f"encoder.{name}": tensor for name, tensor in self._encoder.state_dict().items()}
         if self._anchors is not None:
             tensors["anchors"] = self._anchors
         if self.classifier is not None:

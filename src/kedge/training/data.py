@@ -55,7 +55,7 @@ class DeviceDataset:
 
     def __getitems__(self, indices: Sequence[int] | Tensor) -> Batch:
         rows = torch.as_tensor(indices, device=self.values.device)
-        return self.values[rows], self.labels[rows]
+        return self.values.index_select(0, rows), self.labels.index_select(0, rows)
 
     @classmethod
     def copy_of(cls, examples: Examples, device: torch.device) -> DeviceDataset:

@@ -44,7 +44,7 @@ def info(service: ServiceDependency) -> schemas.Info:
         model=None
         if model is None
         else schemas.ModelInfo(
-            encoder=model.encoder.name,
+            encoder=model.encoder_name,
             loss=model.loss,
             size=model.preprocessing.size,
             fingerprint=service.fingerprint,
