@@ -279,10 +279,9 @@ class TrainingLoop:
         )
 
     def _warn_if_idle(self, spread: float) -> None:
-        """Warn when the embeddings sit near the mean of the anchors after warm-up and a tenth of the epochs."""
+        """Warn when the embeddings sit near the mean of the anchors (most of training must not pass like that)."""
         epoch, epochs, anchors = self.epoch + 1, self.recipe.epochs, getattr(self.step.loss, "anchors", None)
-        warmup = self.recipe.schedule.warmup if isinstance(self.scheduler, OneCycleLR) else 0.0
-        if self._warned_idle or epoch < max(2, round(epochs * (warmup + 0.1))) or not isinstance(anchors, Tensor):
+        if self._warned_idle or epoch < max(2, round(epochs / 10)) or not isinstance(anchors, Tensor):
             return
         anchor_spread = float((anchors.detach() - anchors.detach().mean(0)).square().sum(1).mean())
         share = spread / anchor_spread if anchor_spread > 0 else 1.0
@@ -290,7 +289,7 @@ class TrainingLoop:
         if self._warned_idle and is_rank_zero():
             warnings.warn(
                 f"After {epoch} of {epochs} epochs the embeddings are still at the mean of the anchors (their spread "
-                f"is {share:.1%} of the anchors'), so the model hardly learns. Train for longer, lower "
+                f"is {share:.1%} of the anchors'), so the encoder hardly learns. Train for longer, lower "
                 f"recipe.optimizer.lr (now {self.recipe.optimizer.lr:g}), use loss.discriminate=64, or check the "
                 "labels.",
                 stacklevel=2,
