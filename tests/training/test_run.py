@@ -466,9 +466,13 @@ def test_a_full_disk_is_one_sentence_and_the_last_checkpoint_stays(tiny: list[st
         subprocess.run(["umount", str(disk)], check=True)
 
 
-def test_embeddings_at_the_mean_of_the_anchors_are_noticed(tiny: list[str], tmp_path: Path) -> None:
-    lazy = [*tiny, "recipe.optimizer.lr=1e-7"]
-    with pytest.warns(UserWarning, match=r"After 2 of 3 epochs .* at the mean of the anchors .*\(now 1e-07\)"):
+@pytest.mark.parametrize(("epochs", "judged"), [(3, 2), (20, 4)])  # the rate rises in the first fifth
+def test_embeddings_at_the_mean_of_the_anchors_are_noticed(
+    tiny: list[str], tmp_path: Path, epochs: int, judged: int
+) -> None:
+    lazy = [*tiny, "recipe.optimizer.lr=1e-7", f"recipe.epochs={epochs}"]
+    words = rf"After {judged} of {epochs} epochs .* at the mean of the anchors .*\(now 1e-07\)"
+    with pytest.warns(UserWarning, match=words):
         train(overrides=lazy, folder=tmp_path)
 
 
