@@ -3,9 +3,9 @@
     python docs/transcript.py FOLDER --about "12 breeds of cats and dogs" --query queries/pug/1.jpg \
         --stranger strangers/beagle/1.jpg
 
-FOLDER holds photos/, queries/ and strangers/ with class folders, as the tutorial wants them. Each page runs in a copy of
-it. Blocks that are marked as needing something (see tests/test_docs.py) are listed and not run, except for --version
-and --plan. `kedge sample` runs in a folder of its own.
+FOLDER holds photos/, queries/ and strangers/ with class folders, as the tutorial wants them. Each page runs in a copy
+of it. Blocks that are marked as needing something (see tests/test_docs.py) are listed and not run, except for
+--version and --plan. `kedge sample` runs in a folder of its own.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import termios
+import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,9 +31,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from test_docs import FIRST_HOUR, QUERY, STRANGER, TUTORIAL, blocks, commands  # noqa: E402
-
 from kedge.reproduce.machine import describe  # noqa: E402
+from test_docs import FIRST_HOUR, QUERY, STRANGER, TUTORIAL, blocks, commands  # noqa: E402
 
 COLUMNS = 100
 PROMPTS = (">>> ", "... ")
@@ -51,14 +51,16 @@ class Terminal:
         )
         os.close(slave)
         self._bytes = b""
+        self._typed = 0
 
     @property
     def output(self) -> str:
+        """With its control sequences."""
         return self._bytes.decode(errors="replace")
 
     def read_until(self, *ends: str) -> None:
         """Until the output ends with one of these, or without any, until the program ends."""
-        while not any(self.output.endswith(end) for end in ends):
+        while len(self._bytes) == self._typed or not any(self.output.endswith(end) for end in ends):
             select.select([self._master], [], [])
             try:
                 part = os.read(self._master, 1 << 16)
@@ -69,6 +71,8 @@ class Terminal:
             self._bytes += part
 
     def type(self, text: str) -> None:
+        """As if at the keyboard."""
+        self._typed = len(self._bytes)
         os.write(self._master, text.encode())
 
     def close(self) -> None:
@@ -112,6 +116,7 @@ def screen(output: str) -> str:
 
 
 def main() -> None:
+    """Run both pages and write the document."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--about", required=True, help="what the photos are")
@@ -142,12 +147,11 @@ def main() -> None:
                 else:
                     sections.append(part.replace(f"{desk}/", "").replace(str(desk), "."))
         machine = describe()
-    head = f"""# A first hour, as it went
-
-Every command of the README and of [the tutorial](tutorial.md), in their order, with what the terminal showed, on {given.about}.
-Of a progress bar only its end is left. The machine had {machine["cores"]} cores and no network ({machine["cpu"]}, torch
-{machine["torch"]}); all commands together took {seconds / 60:.1f} minutes, the seconds behind each command among them. The photos
-are not part of Kedge. `python docs/transcript.py` wrote this page."""
+    about = f"""Every command of the README and of [the tutorial](tutorial.md), in their order, with what the terminal
+        showed, on {given.about}. Of a progress bar only its end is left. The machine had {machine["cores"]} cores and
+        no network ({machine["cpu"]}, torch {machine["torch"]}); the seconds stand behind each command, {seconds:.0f}
+        in all. The photos are not part of Kedge. `python docs/transcript.py` wrote this page."""
+    head = f"# A first hour, as it went\n\n{textwrap.fill(' '.join(about.split()), 120)}"
     tail = ["## Not run here", *skipped]
     FIRST_HOUR.write_text("\n\n".join([head, *sections, tail[0], "\n".join(tail[1:])]) + "\n", encoding="utf-8")
     print(f"{FIRST_HOUR}: {seconds:.0f} s of commands")

@@ -14,6 +14,7 @@ from typing import Literal, get_args
 from rich.table import Table
 from rich.text import Text
 
+from kedge.console import printable, short_path
 from kedge.errors import ConfigError
 from kedge.gallery.html import frame, text, thumbnail, write_page
 
@@ -102,9 +103,10 @@ class Audit:
         for name in ("kind", "score", "label", "suggestion", "id", "path", "other"):
             table.add_column(name, justify="right" if name in ("score", "id") else "left", overflow="fold")
         for row in self.findings[:rows]:
-            other = "" if row.other_id is None else f"{row.other_id} {row.other_path or ''}"
-            cells = (row.kind, f"{row.score:.2f}", row.label, row.suggestion, str(row.id), row.path, other)
-            table.add_row(*(Text(_printable(cell or "")) for cell in cells))
+            other = "" if row.other_id is None else f"{row.other_id} {short_path(row.other_path or '')}"
+            path = short_path(row.path or "")
+            cells = (row.kind, f"{row.score:.2f}", row.label, row.suggestion, str(row.id), path, other)
+            table.add_row(*(Text(printable(cell or "")) for cell in cells))
         return table
 
     def __rich__(self) -> Table:
@@ -113,11 +115,6 @@ class Audit:
 
 def _count(counts: Mapping[Kind, int]) -> str:
     return ", ".join(f"{count:,} {kind}{'' if count == 1 else 's'}" for kind, count in counts.items() if count)
-
-
-def _printable(cell: str) -> str:
-    """Without anything that would steer the terminal."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in cell)
 
 
 # ---------------------------------------------------------------------- the page
