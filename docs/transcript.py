@@ -34,18 +34,19 @@ sys.path.insert(0, str(ROOT / "tests"))
 from kedge.reproduce.machine import describe  # noqa: E402
 from test_docs import FIRST_HOUR, QUERY, STRANGER, TUTORIAL, blocks, commands  # noqa: E402
 
-COLUMNS = 100
+COLUMNS, PYTHON_COLUMNS = 100, 140
+"""Lines that are typed into Python must not be wrapped."""
 PROMPTS = (">>> ", "... ")
 PAGES = {"README.md": "README", TUTORIAL: "The tutorial"}
 CONTROL = re.compile(r"\x1b\[([?\d;]*)([A-Za-z])|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b.")
 
 
 class Terminal:
-    """A program in a pseudo-terminal of 100 columns, and all it has written."""
+    """A program in a pseudo-terminal, and all it has written."""
 
-    def __init__(self, command: list[str], folder: Path, variables: dict[str, str]) -> None:
+    def __init__(self, command: list[str], folder: Path, variables: dict[str, str], columns: int = COLUMNS) -> None:
         self._master, slave = pty.openpty()
-        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 50, COLUMNS, 0, 0))
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
         self._process = subprocess.Popen(
             command, cwd=folder, env=variables, stdin=slave, stdout=slave, stderr=slave, start_new_session=True
         )
@@ -172,7 +173,7 @@ def play(page: str, desk: Path, variables: dict[str, str], names: dict[str, str]
             started = time.perf_counter()
             command = "" if python else "$ python\n"
             if python is None:
-                python = Terminal([sys.executable, "-q"], desk, variables)
+                python = Terminal([sys.executable, "-q"], desk, variables, PYTHON_COLUMNS)
                 python.read_until(PROMPTS[0])
             parts.append(command + type_in(python, block.code))
             yield time.perf_counter() - started

@@ -115,7 +115,7 @@ def _parse_queries(texts: Sequence[str]) -> list[Query]:
             queries.append(text)
         elif path.is_dir():
             if not (images := list_images(path)):
-                raise ConfigError(f"{path} holds no images.")
+                raise ConfigError(f"{path} holds no images; name a folder that does.")
             queries += images
         elif path.exists() or not (text.isascii() and text.isdigit()):
             queries.append(path)
@@ -209,14 +209,20 @@ class _Searcher(NamedTuple):
         else:
             options: dict[str, Any] = {"min_candidates": self.min_candidates, "where": self.where}
             options |= {"probes": self.probes, "exclude_id": exclude_id}
-            results = gallery.search_embeddings(
-                embeddings,
-                self.k,
-                cast("Method", self.method),
-                features=features,
-                rank=cast("Rank", self.rank),
-                **options,
-            )
+
+            def search(count: int) -> list[Result]:
+                return gallery.search_embeddings(
+                    embeddings[:count],
+                    self.k,
+                    cast("Method", self.method),
+                    features=None if features is None else features[:count],
+                    rank=cast("Rank", self.rank),
+                    **options,
+                )
+
+            if compare:
+                search(1)  # opens the lists, which would count for the first of the two methods alone
+            results = search(len(queries))
             other: Method = "brute_force" if self.method == "two_stage" else "two_stage"
             # By the same distances, or they could not be compared; by looks, both search all items.
             for compared, same_rank in {"embedding": "class", "features": "looks"}.items() if compare else ():

@@ -276,7 +276,7 @@ class TrainingLoop:
         saved = self.checkpoint.epochs_saved
         kept = f"; the checkpoint of epoch {saved} is kept" if saved else ""
         return TrainingError(
-            f"The loss or the weights became NaN or infinite in epoch {self.epoch + 1}{kept}. Lower "
+            f"The loss or the weights became NaN or infinite in epoch {self.epoch + 1}{kept}: lower "
             f"recipe.optimizer.lr (now {self.recipe.optimizer.lr:g}) and start again."
         )
 
@@ -293,7 +293,7 @@ class TrainingLoop:
         if self._warned_idle and is_rank_zero():
             warnings.warn(
                 f"After {epoch} of {epochs} epochs the embeddings are still at the mean of the anchors (their spread "
-                f"is {share:.1%} of the anchors'), so the encoder hardly learns. Train for longer, lower "
+                f"is {share:.1%} of the anchors'), so the encoder hardly learns: train for longer, lower "
                 f"recipe.optimizer.lr (now {self.recipe.optimizer.lr:g}), use loss.discriminate=64, or check the "
                 "labels.",
                 stacklevel=2,
