@@ -151,7 +151,8 @@ def main() -> None:
     about = f"""Every command of the README and of [the tutorial](tutorial.md), in their order, with what the terminal
         showed, on {given.about}. Of a progress bar only its end is left. The machine had {machine["cores"]} cores and
         no network ({machine["cpu"]}, torch {machine["torch"]}), and a load average of {os.getloadavg()[2]:.0f} by other
-        work; the seconds stand behind each command, {seconds:.0f} in all. The photos are not part of Kedge. `python docs/transcript.py` wrote this page."""
+        work; the seconds stand behind each command, {seconds:.0f} in all. The photos are not part of Kedge.
+        `python docs/transcript.py` wrote this page."""
     head = f"# A first hour, as it went\n\n{textwrap.fill(' '.join(about.split()), 120)}"
     tail = ["## Not run here", *skipped]
     FIRST_HOUR.write_text("\n\n".join([head, *sections, tail[0], "\n".join(tail[1:])]) + "\n", encoding="utf-8")

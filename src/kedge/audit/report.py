@@ -100,12 +100,13 @@ class Audit:
     def table(self, rows: int | None = 20) -> Table:
         """The first findings as a rich table."""
         table = Table(box=None, pad_edge=False, header_style="bold", caption=self.summary(), caption_justify="left")
-        for name in ("kind", "score", "label", "suggestion", "id", "path", "other"):
+        for name in ("kind", "score", "label", "suggestion", "id", "path"):
             table.add_column(name, justify="right" if name in ("score", "id") else "left", overflow="fold")
         for row in self.findings[:rows]:
-            other = "" if row.other_id is None else f"{row.other_id} {short_path(row.other_path or '')}"
             path = short_path(row.path or "")
-            cells = (row.kind, f"{row.score:.2f}", row.label, row.suggestion, str(row.id), path, other)
+            if row.other_id is not None:
+                path += f" like {row.other_id} {short_path(row.other_path or '')}"
+            cells = (row.kind, f"{row.score:.2f}", row.label, row.suggestion, str(row.id), path.strip())
             table.add_row(*(Text(printable(cell or "")) for cell in cells))
         return table
 
