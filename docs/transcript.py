@@ -176,11 +176,10 @@ def play(page: str, desk: Path, variables: dict[str, str], names: dict[str, str]
             if python is None:
                 python = Terminal([sys.executable, "-q"], desk, variables, PYTHON_COLUMNS)
                 python.read_until(PROMPTS[0])
-            parts.append(command + type_in(python, block.code))
+            parts.append(command + type_in(python, replace(block.code, names)))
             yield time.perf_counter() - started
         for command in commands(block):
-            for name, other in names.items():
-                command = command.replace(name, other)
+            command = replace(command, names)
             if block.how == "parsed" and not re.search(r"--version|--plan", command):
                 yield f"- `{command}`: {block.why}"
                 continue
@@ -206,6 +205,13 @@ def play(page: str, desk: Path, variables: dict[str, str], names: dict[str, str]
         python.close()
 
 
+def replace(text: str, names: dict[str, str]) -> str:
+    """The text with other file names."""
+    for name, other in names.items():
+        text = text.replace(name, other)
+    return text
+
+
 def type_in(python: Terminal, code: str) -> str:
     """The block typed into an interactive Python, which waits at its prompt before and after."""
     begin = len(python.output) - len(PROMPTS[0])
@@ -217,6 +223,8 @@ def type_in(python: Terminal, code: str) -> str:
             python.read_until(*PROMPTS)
     shown = screen(python.output[begin:].removesuffix(PROMPTS[0]))
     print(shown, flush=True)
+    if "Traceback" in shown:
+        raise SystemExit("A Python block failed.")
     return shown
 
 
