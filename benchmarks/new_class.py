@@ -29,7 +29,7 @@ from sklearn.preprocessing import StandardScaler
 import kedge
 from kedge.gallery import Gallery
 from kedge.gallery.ingest import index_folder
-from kedge.gallery.search import Result
+from kedge.gallery.result import Result
 from kedge.reproduce.machine import describe
 from photos import Photos, linked, read, unit
 

@@ -2,6 +2,6 @@
 
 from kedge.gallery.gallery import Gallery, Item
 from kedge.gallery.ingest import Added
-from kedge.gallery.search import Hit, Result, results_to_pandas
+from kedge.gallery.result import Hit, Result, results_to_pandas
 
 __all__ = ["Added", "Gallery", "Hit", "Item", "Result", "results_to_pandas"]

@@ -82,10 +82,10 @@ class AnchorIndex:
 
     def _search_one(self, query: np.ndarray, count: int, probes: int) -> tuple[np.ndarray, np.ndarray]:
         """The nearest rows within a query's `probes` nearest cells, one scan for each cell."""
-        cells = smallest(parallel_cdist(query, self.centres)[None], probes)[0]
+        cells = smallest(parallel_cdist(query, self.centres), probes)[0]
         bounds = list(zip(self.offsets[cells].tolist(), self.offsets[cells + 1].tolist(), strict=True))
         rows = np.concatenate([np.arange(start, end) for start, end in bounds])
-        squares = np.concatenate([parallel_cdist(query, self.vectors[start:end]) for start, end in bounds])
+        squares = np.concatenate([parallel_cdist(query, self.vectors[start:end])[0] for start, end in bounds])
         if count < len(rows):
             near = np.flatnonzero(squares <= np.partition(squares, count - 1)[count - 1])
             rows, squares = rows[near], squares[near]

@@ -111,7 +111,7 @@ class Anchors:
         if self.index is None:
             # One query not by BLAS: its threads would stay awake and in the way of the next step.
             alone = len(queries) == 1
-            return smallest(parallel_cdist(queries, self.vectors)[None] if alone else self.distances(queries), count)
+            return smallest(parallel_cdist(queries, self.vectors) if alone else self.distances(queries), count)
         numbers, squares = self.index.nearest(queries, count)
         indexed = len(self.index)
         if indexed == len(self):

@@ -1,4 +1,4 @@
-"""Squared Euclidean distances: by SimSIMD of one query to many rows, by a matrix product of many; and k-means."""
+"""Squared Euclidean distances: exact ones by SimSIMD, many at once by a matrix product; and k-means."""
 
 from __future__ import annotations
 
@@ -9,7 +9,16 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["k_means", "nearest_centre", "norms_of", "parallel_cdist", "smallest", "squared_distances", "unit_rows"]
+__all__ = [
+    "k_means",
+    "nearest_centre",
+    "norms_of",
+    "parallel_cdist",
+    "smallest",
+    "squared_distances",
+    "take_columns",
+    "unit_rows",
+]
 
 _THREADS = min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 _PARALLEL_BYTES = 400_000
@@ -44,24 +53,22 @@ def _load_cdist() -> Any:
 cdist = _load_cdist()
 
 
-def parallel_cdist(query: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Squared Euclidean distances of one query (1 × dim) to every row, in the rows' order.
-
-    Computed by differences: |x|² − 2x·q + |q|² loses digits near zero.
-    """
+def parallel_cdist(queries: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Squared Euclidean distances, queries × rows, by differences: |x|² − 2x·q + |q|² loses digits near zero."""
     global _single_threaded_until
-    size = rows.nbytes
+    size = rows.nbytes * len(queries)
     if not size:
-        return np.empty(len(rows), np.float32)
+        return np.empty((len(queries), len(rows)), np.float32)
     if size < _PARALLEL_BYTES:
-        return np.asarray(cdist(query, rows, "sqeuclidean", dtype="float32", out_dtype="float32")).reshape(-1)
+        squares = cdist(queries, rows, "sqeuclidean", dtype="float32", out_dtype="float32")
+        return np.asarray(squares).reshape(len(queries), -1)
     started = time.monotonic()
     threads = _THREADS if started > _single_threaded_until else 1
-    squares = cdist(query, rows, "sqeuclidean", dtype="float32", out_dtype="float32", threads=threads)
+    squares = cdist(queries, rows, "sqeuclidean", dtype="float32", out_dtype="float32", threads=threads)
     # The threads wait for each other: where another process has the cores, for a time slice each.
     if threads > 1 and (ended := time.monotonic()) - started > size * _SLOW:
         _single_threaded_until = ended + _BACKOFF
-    return np.asarray(squares).reshape(-1)
+    return np.asarray(squares).reshape(len(queries), -1)
 
 
 def norms_of(rows: np.ndarray) -> np.ndarray:
@@ -91,9 +98,19 @@ def smallest(values: np.ndarray, count: int) -> np.ndarray:
         return np.asarray(values.argmin(axis=1, keepdims=True))
     if count >= values.shape[1]:
         return np.asarray(np.argsort(values, axis=1, kind="stable"))
-    columns = np.sort(np.argpartition(values, count - 1, axis=1)[:, :count], axis=1)
-    order = np.argsort(np.take_along_axis(values, columns, 1), axis=1, kind="stable")
-    return np.take_along_axis(columns, order, 1)
+    near = values <= np.partition(values, count - 1, axis=1)[:, count - 1 : count]
+    if len(values) == 1:
+        columns = near[0].nonzero()[0]
+        return np.asarray(columns.take(values[0].take(columns).argsort(kind="stable")[:count]))[None]
+    if np.count_nonzero(near) != count * len(values):  # ties for the last place
+        return np.asarray(np.argsort(values, axis=1, kind="stable")[:, :count])
+    columns = near.nonzero()[1].reshape(-1, count)
+    return take_columns(columns, take_columns(values, columns).argsort(axis=1, kind="stable"))
+
+
+def take_columns(values: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """Some columns of each row, as `np.take_along_axis`, which takes as long as a short scan."""
+    return np.asarray(values.take(columns + values.shape[1] * np.arange(len(values))[:, None]))
 
 
 def nearest_centre(vectors: np.ndarray, centres: np.ndarray) -> np.ndarray:

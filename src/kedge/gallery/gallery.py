@@ -22,8 +22,9 @@ from kedge.gallery.ingest import Added, add_images, dataset_images, list_with_la
 from kedge.gallery.location import Location, wrap_url_errors
 from kedge.gallery.manifest import ListKind, Manifest, create_folder, download_folder, open_model, read_manifest
 from kedge.gallery.ranking import RANKS, Rank, Searcher, VectorSearch, compare, looks_probes
+from kedge.gallery.result import Item, Result
 from kedge.gallery.schema import check_columns, check_vectors, require_positive
-from kedge.gallery.search import Item, Result, Snapshot
+from kedge.gallery.search import Snapshot
 from kedge.gallery.snapshot import Items, SnapshotLoader, stolen_items
 from kedge.gallery.table import MEMORY, Change, Table, Version
 from kedge.images import fetch_image, is_url, read_image

@@ -17,7 +17,7 @@ import numpy as np
 from kedge.errors import ConfigError, ImageError
 from kedge.gallery.anchors import NearAnchor
 from kedge.gallery.gallery import Gallery
-from kedge.gallery.search import Hit, Result, similarity
+from kedge.gallery.result import Hit, Result, similarity
 from kedge.images import is_url, read_image
 from kedge.images.io import make_thumbnail
 

@@ -119,7 +119,7 @@ class InvertedLists:
 
     def prefetch(self, numbers: Iterable[int]) -> None:
         """Prefetch lists not read yet, and compare their bytes with their checksums."""
-        if self.blocks is not None:
+        if self.blocks is not None and not self.blocks.all_intact:
             self.blocks.check([self.bounds(number) for number in numbers])
 
     def verify(self) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -14,7 +15,8 @@ from kedge.gallery.anchors import EXACT_ITEMS, Anchors
 from kedge.gallery.calibration import CalibrationFile
 from kedge.gallery.distances import norms_of, parallel_cdist, squared_distances, unit_rows
 from kedge.gallery.inverted_lists import DamagedLists
-from kedge.gallery.search import BLOCK, Columns, Result, Snapshot, k_nearest
+from kedge.gallery.result import Columns, Nearest, Result, described
+from kedge.gallery.search import BLOCK, Selections, Snapshot, k_nearest
 from kedge.gallery.snapshot import Items, SnapshotLoader
 from kedge.model.calibration import NEIGHBOURS, SHARES, familiarity
 
@@ -27,6 +29,7 @@ _NEAR_ITEMS, _NEAR_ANCHORS = 100, 8
 _LOOKS_WEIGHT, _MIN_COSINE = 30.0, 1e-4
 _SAME = 1e-5
 """The squared distance between features of the same image, but for rounding."""
+_FILTERS = 8
 _SHARE = 8
 """Of the lists of a large looks space, one in so many is searched."""
 
@@ -45,12 +48,21 @@ class VectorSearch:
     """Of a known query; None: it is known by the distance to its nearest anchor."""
 
 
+class Matching(NamedTuple):
+    """The items of a snapshot that a filter allows."""
+
+    ids: np.ndarray
+    selections: Selections
+
+
 class Searcher:
     """Searches snapshots of the class space and, in a gallery that keeps features, of the looks space."""
 
     def __init__(self, classes: SnapshotLoader, looks: SnapshotLoader | None, calibration: CalibrationFile) -> None:
         self._classes, self._looks, self._calibration = classes, looks, calibration
         self._pair: Pair | None = None
+        self._filters: OrderedDict[str, tuple[Snapshot, Matching]] = OrderedDict()
+        """What the last filters found: asking the table takes longer than a search."""
 
     def search(
         self, snapshot: Snapshot, embeddings: np.ndarray, features: np.ndarray | None, how: VectorSearch
@@ -86,23 +98,33 @@ class Searcher:
         ).tolist()
         return unknown
 
+    def _matching(self, snapshot: Snapshot, where: str) -> Matching:
+        searched, matching = self._filters.get(where, (None, None))
+        if matching is None or searched is not snapshot:
+            ids = self._classes.matching(snapshot, where)
+            matching = Matching(ids, snapshot.matching(ids))
+            self._filters[where] = snapshot, matching
+            if len(self._filters) > _FILTERS:
+                self._filters.popitem(last=False)
+        return matching
+
     def _search(
         self, snapshot: Snapshot, embeddings: np.ndarray, features: np.ndarray | None, how: VectorSearch
     ) -> list[Result]:
-        matching = None if how.where is None else self._classes.matching(snapshot, how.where)
+        matching = None if how.where is None else self._matching(snapshot, how.where)
         if how.rank != "class" and features is not None and self._looks is not None:
             pair = self.paired(snapshot)
             # Without a learned anchor nothing is predicted, and without an item in the looks space nothing compared.
             if how.rank == "looks" or (snapshot.anchors.learned and len(pair.ids)):
                 return self._by_class_and_looks(pair, embeddings, features, how, matching)
-        masks = None if matching is None else snapshot.masks(matching)
-        hits, probed = snapshot.search(embeddings, how.k, how.probes, how.min_candidates, masks, how.exclude_id)
+        selected = None if matching is None else matching.selections
+        hits, probed = snapshot.search(embeddings, how.k, how.probes, how.min_candidates, selected, how.exclude_id)
         names, nearest = snapshot.anchors.names, None
         if probed is None:
             anchors = [list(names)] * len(embeddings)
         else:
             anchors = [[names[number] for number in numbers.tolist()] for numbers in probed]
-            if masks is None:
+            if matching is None:
                 nearest = np.array([numbers[0] for numbers in probed], dtype=np.int64)
         unknown = self.is_unknown(snapshot.anchors, embeddings, nearest)
         lengths = np.sqrt(norms_of(embeddings)).tolist()
@@ -112,7 +134,7 @@ class Searcher:
         ]
 
     def _by_class_and_looks(
-        self, pair: Pair, embeddings: np.ndarray, features: np.ndarray, how: VectorSearch, matching: np.ndarray | None
+        self, pair: Pair, embeddings: np.ndarray, features: np.ndarray, how: VectorSearch, matching: Matching | None
     ) -> list[Result]:
         """By class or by looks, whichever suits each query."""
         results: list[Result] = []
@@ -187,7 +209,7 @@ def compare(
     pair: Pair,
     embeddings: np.ndarray,
     features: np.ndarray,
-    matching: np.ndarray | None = None,
+    matching: Matching | None = None,
     exclude_id: int | None = None,
     *,
     exhaustive: bool = True,
@@ -203,7 +225,7 @@ class Comparison:
     """Squared distances of some queries to the items of the looks space, queries × rows, by one matrix product.
 
     Infinite for items that are removed or excluded and, in a large gallery, for those of lists that were not searched.
-    `matching` are the ids of the items that a filter allows; None: all.
+    `matching` are the items that a filter allows; None: all.
     """
 
     def __init__(
@@ -211,13 +233,13 @@ class Comparison:
         pair: Pair,
         embeddings: np.ndarray,
         features: np.ndarray,
-        matching: np.ndarray | None,
+        matching: Matching | None,
         exclude_id: int | None,
         *,
         exhaustive: bool,
     ) -> None:
         self.pair, self.embeddings, self._features = pair, embeddings, features
-        self._matching, self._mask = matching, None if matching is None else np.isin(pair.ids, matching)
+        self._matching, self._mask = matching, None if matching is None else np.isin(pair.ids, matching.ids)
         looks, probed = pair.looks, None
         probes = None if exhaustive else looks_probes(looks)
         self._complete = probes is None
@@ -247,7 +269,8 @@ class Comparison:
 
     def _by_differences(self, query: int, rows: np.ndarray) -> np.ndarray:
         """Exact squared distances of one query to some rows."""
-        return parallel_cdist(self._features[query][None], self.pair.looks.vectors(rows))
+        squares: np.ndarray = parallel_cdist(self._features[query][None], self.pair.looks.vectors(rows))[0]
+        return squares
 
     def nearest(self, query: int, k: int, rows: np.ndarray | None = None) -> Columns:
         """The k nearest items of one query that the filter allows, of all or of some rows."""
@@ -269,7 +292,7 @@ class Comparison:
 
     def by_class(
         self, queries: np.ndarray, lists: np.ndarray, how: VectorSearch
-    ) -> dict[int, tuple[Columns, list[str | None]]]:
+    ) -> dict[int, tuple[Nearest, list[str | None]]]:
         """Hits and anchors of queries of trained classes, which `lists` predicts: the items of their lists, by looks.
 
         Where all items are searched, those of the predicted list come first and the others behind, all by distance. So
@@ -278,26 +301,27 @@ class Comparison:
         if not len(queries):
             return {}
         pair, classes, embeddings, lists = self.pair, self.pair.classes, self.embeddings[queries], lists[queries]
-        masks = None if self._matching is None else classes.masks(self._matching)
+        matching = None if self._matching is None else self._matching.selections
         probed = [np.arange(len(classes.anchors))] * len(queries)
+        hits: Sequence[Nearest]
         if how.probes is None:
-            own = classes.scan(embeddings, how.k, list(lists[:, None]), masks, how.exclude_id)
-            others = classes.scan(embeddings, how.k, None, masks, how.exclude_id)
-            found = [_first(*both, how.k) for both in zip(own, others, strict=True)]
+            own = classes.scan(embeddings, how.k, list(lists[:, None]), matching, how.exclude_id)
+            others = classes.scan(embeddings, how.k, None, matching, how.exclude_id)
+            hits = [_first(described(mine), described(rest), how.k) for mine, rest in zip(own, others, strict=True)]
         else:
-            nearest = classes.probe(embeddings, how.k, how.probes, how.min_candidates, masks, how.exclude_id)
-            exactly = how.probes if masks is None and not how.min_candidates else None
+            nearest = classes.probe(embeddings, how.k, how.probes, how.min_candidates, matching, how.exclude_id)
+            exactly = how.probes if matching is None and not how.min_candidates else None
             probed = [
                 np.array([number, *numbers[numbers != number]][:exactly])
                 for number, numbers in zip(lists.tolist(), nearest, strict=True)
             ]
             if self.by_features(how):
                 rows = zip(queries.tolist(), probed, strict=True)
-                found = [self.nearest(query, how.k, pair.rows_in(*numbers)) for query, numbers in rows]
+                hits = [self.nearest(query, how.k, pair.rows_in(*numbers)) for query, numbers in rows]
             else:
-                found = classes.scan(embeddings, how.k, probed, masks, how.exclude_id)
+                hits = classes.scan(embeddings, how.k, probed, matching, how.exclude_id)
         anchors = [[classes.anchors.names[number] for number in numbers.tolist()] for numbers in probed]
-        return dict(zip(queries.tolist(), zip(found, anchors, strict=True), strict=True))
+        return dict(zip(queries.tolist(), zip(hits, anchors, strict=True), strict=True))
 
     def predicted_lists(self) -> np.ndarray:
         """The class list that each query belongs to, of those with items that the filter allows; -1 for none.

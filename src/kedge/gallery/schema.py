@@ -6,6 +6,7 @@ import json
 import unicodedata
 import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -169,6 +170,11 @@ def check_label(label: str) -> str:
     """A label in its composed form; raises where it is blank or holds bidirectional controls."""
     if not isinstance(label, str):
         raise ConfigError(f"labels must be strings or None, found {label!r}.")
+    return _check_text(label)
+
+
+@lru_cache(maxsize=1 << 16)  # items are many, labels few
+def _check_text(label: str) -> str:
     if not any(letter.isprintable() and not letter.isspace() for letter in label):
         raise ConfigError(f"labels must not be blank, found {label!r}; use None for an item without a label.")
     if not label.isascii() and not _BIDIRECTIONAL.isdisjoint(label):

@@ -3,168 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import repeat
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from kedge.errors import ConfigError
 from kedge.gallery.anchors import Anchors
-from kedge.gallery.distances import norms_of, parallel_cdist, squared_distances
+from kedge.gallery.distances import norms_of, parallel_cdist, smallest, squared_distances, take_columns
 from kedge.gallery.inverted_lists import InvertedLists
+from kedge.gallery.result import Columns, Nearest, NearestRows
 
-if TYPE_CHECKING:
-    import pandas as pd
+__all__ = ["BLOCK", "Part", "Selections", "Snapshot", "k_nearest"]
 
-__all__ = [
-    "BLOCK",
-    "Columns",
-    "Hit",
-    "Item",
-    "Masks",
-    "Part",
-    "Result",
-    "Snapshot",
-    "k_nearest",
-    "results_to_pandas",
-    "similarity",
-]
-
-Masks = Sequence["np.ndarray | None"]
-"""Which rows of each part count; None: all."""
 _SORTED_ANCHORS = 1024
 """Anchors that are sorted at first where it is not known how many lists hold enough candidates."""
 BLOCK = 1 << 24
 """Distances of a batch of queries that are held at once."""
 _ROUNDING = 1e-5
 """Of the squared lengths: the error of |x|² − 2x·q + |q|² in single precision."""
-
-
-class Hit(NamedTuple):
-    """One item that was found."""
-
-    id: int
-    path: str | None
-    label: str | None
-    distance: float
-    anchor: str | None
-
-
-class Item(NamedTuple):
-    """One item of a gallery."""
-
-    id: int
-    path: str | None
-    label: str | None
-    metadata: dict[str, Any]
-
-
-def similarity(distance: float, length: float) -> float:
-    """How alike vectors at a distance are, from 0 to 1: max(0, 1 - d² / 2|q|²), with the `length` |q| of the query.
-
-    Of vectors of length 1 that is their cosine (0 where it is negative). Others have the cosine of two vectors as long
-    as the query and as far apart, so that the order is that of the distances.
-    """
-    if length == 0:
-        return float(distance == 0)
-    return max(0.0, 1 - (distance / length) ** 2 / 2)
-
-
-class Columns(NamedTuple):
-    """Hits, nearest first, a sequence for each of their fields."""
-
-    ids: Sequence[int]
-    paths: Sequence[str | None]
-    labels: Sequence[str | None]
-    distances: Sequence[float]
-    anchors: Sequence[str | None]
-
-
-class Result:
-    """What a search found: iterate it for hits, nearest first."""
-
-    __slots__ = ("_columns", "_hits", "anchors", "compared", "length", "rank", "seconds", "unknown")
-
-    def __init__(
-        self,
-        columns: Columns,
-        anchors: list[str | None],
-        unknown: bool | None,
-        seconds: float = 0.0,
-        rank: Literal["class", "looks"] = "class",
-        compared: Literal["embedding", "features"] = "embedding",
-        length: float = 1.0,
-    ) -> None:
-        self._columns = columns
-        self._hits: list[Hit] | None = None
-        self.anchors = anchors
-        """The anchors whose lists were searched, nearest first; none where items were ranked by looks."""
-        self.unknown = unknown
-        """Whether the query is unlike every trained class; None where nothing was calibrated."""
-        self.seconds = seconds
-        self.rank = rank
-        """Whether items were ranked by class, in the lists of the nearest anchors, or by looks, whatever the label."""
-        self.compared = compared
-        """Which vectors the distances are between."""
-        self.length = length
-        """The length of the query's vector, which the similarities are relative to."""
-
-    @property
-    def hits(self) -> list[Hit]:
-        """The hits, nearest first."""
-        if self._hits is None:
-            # What Hit(*values) does, at half the price: a search makes hundreds.
-            self._hits = list(map(tuple.__new__, repeat(Hit), zip(*self._columns, strict=True)))
-        return self._hits
-
-    @property
-    def ids(self) -> list[int]:
-        """The ids of the hits."""
-        return list(self._columns.ids)
-
-    @property
-    def distances(self) -> list[float]:
-        """The distances of the hits."""
-        return list(self._columns.distances)
-
-    @property
-    def similarities(self) -> list[float]:
-        """How alike each hit is, from 0 to 1; see `similarity`."""
-        return [similarity(distance, self.length) for distance in self._columns.distances]
-
-    def __iter__(self) -> Iterator[Hit]:
-        return iter(self.hits)
-
-    def __len__(self) -> int:
-        return len(self._columns.ids)
-
-    def __repr__(self) -> str:
-        first = next(iter(self), None)
-        nearest = "" if first is None else f", nearest: {first.path or first.id} ({first.label}, {first.distance:.4g})"
-        unknown = ", unknown" if self.unknown else ""
-        return f"Result({len(self):,} hits by {self.rank}{nearest}{unknown}, {self.seconds * 1000:.3g} ms)"
-
-    def to_pandas(self) -> pd.DataFrame:
-        """The hits as a table, a row each, nearest first; the index is their rank, from 1."""
-        import pandas as pd
-
-        return pd.DataFrame(self.hits, pd.RangeIndex(1, len(self) + 1, name="rank"), Hit._fields)
-
-
-def results_to_pandas(results: Iterable[Result], queries: Iterable[object] | None = None) -> pd.DataFrame:
-    """The hits of several results as one table; a column `query` has the name or, without `queries`, the number."""
-    import pandas as pd
-
-    tables = [result.to_pandas() for result in results]
-    names = range(len(tables)) if queries is None else [str(query) for query in queries]
-    if len(names) != len(tables):
-        raise ConfigError(f"There are {len(tables)} results but {len(names)} queries; give one name for each result.")
-    if not tables:
-        return pd.DataFrame(columns=["query", "rank", *Hit._fields])
-    return pd.concat(tables, keys=names, names=["query"]).reset_index()
+_LONG_LIST, _MANY_QUERIES = 4096, 16
+"""Beyond both, a matrix product that ranks and the k nearest computed again are faster than exact distances to all."""
+_SPARSE = 4
+"""Where one row in so many or fewer counts, only those are compared."""
 
 
 @dataclass(frozen=True)
@@ -174,9 +36,32 @@ class Part:
     lists: InvertedLists
     alive: np.ndarray | None = None
 
+    def select(self, mask: np.ndarray | None) -> Selection | None:
+        """The rows that a mask allows and that are not deleted; None where all are."""
+        masks = [each for each in (mask, self.alive) if each is not None]
+        if not masks:
+            return None
+        rows = np.logical_and.reduce(masks).nonzero()[0]
+        return Selection(rows, rows.searchsorted(self.lists.offsets))
+
+
+class Selection(NamedTuple):
+    """The rows of a part that count, ascending, and where those of each list begin among them."""
+
+    rows: np.ndarray
+    offsets: np.ndarray
+
+    def of_list(self, number: int | None) -> np.ndarray:
+        """The rows of a list, or of all."""
+        return self.rows if number is None else self.rows[self.offsets[number] : self.offsets[number + 1]]
+
+
+Selections = Sequence[Selection | None]
+"""Which rows of each part count; None: all."""
+
 
 class Candidates(NamedTuple):
-    """Rows of one list of a part (or of all, where `number` is None) and their exact squared distances."""
+    """Rows of one list of a part (or of all, where `number` is None), nearest first, and exact squared distances."""
 
     part: int
     number: int | None
@@ -196,14 +81,13 @@ class Snapshot:
         return sum(len(part.lists) if part.alive is None else int(part.alive.sum()) for part in self.parts)
 
     @cached_property
-    def alive(self) -> Masks:
-        """The masks of all items."""
-        return [part.alive for part in self.parts]
+    def alive(self) -> Selections:
+        """All items."""
+        return [part.select(None) for part in self.parts]
 
-    def masks(self, ids: np.ndarray) -> Masks:
-        """The masks of the items with some ids."""
-        matches = [np.isin(part.lists.ids, ids) for part in self.parts]
-        return [mask if alive is None else mask & alive for mask, alive in zip(matches, self.alive, strict=True)]
+    def matching(self, ids: np.ndarray) -> Selections:
+        """The items with some ids."""
+        return [part.select(np.isin(part.lists.ids, ids)) for part in self.parts]
 
     def search(
         self,
@@ -211,28 +95,29 @@ class Snapshot:
         k: int,
         probes: int | None = 1,
         min_candidates: int = 0,
-        masks: Masks | None = None,
+        matching: Selections | None = None,
         exclude_id: int | None = None,
-    ) -> tuple[list[Columns], list[np.ndarray] | None]:
+    ) -> tuple[list[Nearest], Sequence[np.ndarray] | None]:
         """The k nearest items of each query, and the anchors whose lists were searched, nearest first (None: all).
 
         Searches the lists of the `probes` nearest anchors (None: all lists), and more until they hold
-        `min_candidates`; where these lists are empty, goes on to the nearest one that is not. With the `masks` of a
-        filter, only lists that hold matching items, and more of them until they hold k.
+        `min_candidates`; where these lists are empty, goes on to the nearest one that is not. With the items that are
+        `matching` a filter, only lists that hold some of them, and more lists until they hold k.
         """
         if probes is None:
-            return self.scan(queries, k, None, masks, exclude_id), None
-        probed = self.probe(queries, k, probes, min_candidates, masks, exclude_id)
-        hits = self.scan(queries, k, probed, masks, exclude_id)
-        if masks is not None:
+            return self.scan(queries, k, None, matching, exclude_id), None
+        probed = self.probe(queries, k, probes, min_candidates, matching, exclude_id)
+        hits = self.scan(queries, k, probed, matching, exclude_id)
+        if matching is not None:
             return hits, probed
-        empty = [row for row, columns in enumerate(hits) if not columns.ids]
+        empty = [row for row, nearest in enumerate(hits) if isinstance(nearest, Columns) and not nearest.ids]
         if empty:
             candidates = 1 if exclude_id is None else 2  # the excluded item counts as one
             farther = self.probe(queries[empty], k, probes, candidates)
             farther_hits = self.scan(queries[empty], k, farther, None, exclude_id)
-            for row, numbers, columns in zip(empty, farther, farther_hits, strict=True):
-                probed[row], hits[row] = numbers, columns
+            probed = list(probed)
+            for row, numbers, nearest in zip(empty, farther, farther_hits, strict=True):
+                probed[row], hits[row] = numbers, nearest
         return hits, probed
 
     def probe(
@@ -241,17 +126,18 @@ class Snapshot:
         k: int,
         probes: int,
         min_candidates: int = 0,
-        masks: Masks | None = None,
+        matching: Selections | None = None,
         exclude_id: int | None = None,
-    ) -> list[np.ndarray]:
+    ) -> Sequence[np.ndarray]:
         """For each query the lists to search, nearest first; see `search`."""
         probes = min(probes, len(self.anchors))
-        if masks is None and not min_candidates:
-            return list(self.anchors.nearest(queries, probes))
-        sizes, anchors, numbers = self.list_sizes(masks), self.anchors, np.arange(len(self.anchors))
-        if masks is not None:
+        if matching is None and not min_candidates:
+            nearest: Sequence[np.ndarray] = self.anchors.nearest(queries, probes)  # type: ignore[assignment]
+            return nearest
+        sizes, anchors, numbers = self.list_sizes(matching), self.anchors, np.arange(len(self.anchors))
+        if matching is not None:
             numbers = np.flatnonzero(sizes)
-            anchors = anchors.subset(numbers)
+            anchors = anchors if len(numbers) == len(anchors) else anchors.subset(numbers)
             # The excluded item may be one of those that match.
             min_candidates = max(min_candidates, k + (exclude_id is not None))
         count = max(probes, _SORTED_ANCHORS)
@@ -262,12 +148,11 @@ class Snapshot:
                 return [row[: max(probes, lists)] for row, lists in zip(order, needed, strict=True)]
             count *= 8  # of very many anchors, seldom all are needed
 
-    def list_sizes(self, masks: Masks | None = None) -> np.ndarray:
+    def list_sizes(self, matching: Selections | None = None) -> np.ndarray:
         """How many items each list holds, or how many of those that match."""
         sizes = np.zeros(len(self.anchors), np.int64)
-        for part, mask in zip(self.parts, self.alive if masks is None else masks, strict=True):
-            offsets = part.lists.offsets
-            counts = np.diff(offsets) if mask is None else np.diff(np.concatenate([[0], np.cumsum(mask)])[offsets])
+        for part, selection in zip(self.parts, self.alive if matching is None else matching, strict=True):
+            counts = np.diff(part.lists.offsets if selection is None else selection.offsets)
             sizes[: len(counts)] += counts
         return sizes
 
@@ -292,27 +177,24 @@ class Snapshot:
         self,
         queries: np.ndarray,
         k: int,
-        probed: list[np.ndarray] | None,
-        masks: Masks | None = None,
+        probed: Sequence[np.ndarray] | None,
+        matching: Selections | None = None,
         exclude_id: int | None = None,
-    ) -> list[Columns]:
+    ) -> list[Nearest]:
         """The k nearest items of each query in its probed lists, or (None) in all of them."""
         count = k if exclude_id is None else k + 1
         candidates: list[list[Candidates]] = [[] for _ in queries]
-        masks = self.alive if masks is None else masks
+        selections = self.alive if matching is None else matching
         for part, number, asking, start, end in self.ranges(len(queries), probed):
-            lists, mask = self.parts[part].lists, masks[part]
-            if len(asking) == 1:
-                squares = parallel_cdist(queries[asking[0]][None], lists.vectors[start:end])
-                rows = k_nearest(squares, count, None if mask is None else mask[start:end])
-                candidates[asking[0]].append(Candidates(part, number, rows + start, squares.take(rows)))
-                continue
-            for row, rows, squares in _scan_list_batch(lists, start, end, queries[asking], count, mask):
-                candidates[asking[row]].append(Candidates(part, number, rows, squares))
+            lists, selection = self.parts[part].lists, selections[part]
+            rows = None if selection is None else selection.of_list(number)
+            nearest = nearest_rows(lists, start, end, rows, queries[asking], count)
+            for query, (its_rows, squares) in zip(asking, nearest, strict=True):
+                candidates[query].append(Candidates(part, number, its_rows, squares))
         return [self._rank(of_query, k, exclude_id) for of_query in candidates]
 
     def ranges(
-        self, queries: int, probed: list[np.ndarray] | None
+        self, queries: int, probed: Sequence[np.ndarray] | None
     ) -> Iterator[tuple[int, int | None, list[int], int, int]]:
         """What is to be scanned: a part, a list (None: all), the queries that probe it, its first row and its end.
 
@@ -330,12 +212,12 @@ class Snapshot:
                 if start < end and asking:
                     yield number_of_part, number, asking, start, end
 
-    def _rank(self, candidates: list[Candidates], k: int, exclude_id: int | None) -> Columns:
+    def _rank(self, candidates: list[Candidates], k: int, exclude_id: int | None) -> Nearest:
         """Candidates of all lists and parts by distance, ties by id."""
-        if len(candidates) == 1 and exclude_id is None and candidates[0].number is not None:
+        if len(candidates) == 1 and exclude_id is None:
             part, number, rows, squares = candidates[0]
-            order = squares.argsort(kind="stable")[:k]  # the rows of a list are in order of their ids
-            return self._columns(self.parts[part].lists, rows.take(order), squares.take(order), number)
+            if number is not None and len(rows):  # the rows of a list are in order of their ids
+                return NearestRows(self.parts[part].lists, rows, squares, self.anchors.names[number])
         rows = np.concatenate([np.empty(0, int), *(self.starts[part] + rows for part, _, rows, _ in candidates)])
         squares = np.concatenate([np.empty(0, np.float32), *(each.squares for each in candidates)])
         return self.rank(rows, squares, k, exclude_id)
@@ -358,15 +240,9 @@ class Snapshot:
                 table[mine, field] = values
         return Columns(*table.T.tolist())
 
-    def _columns(
-        self, lists: InvertedLists, rows: np.ndarray, squares: np.ndarray, number: int | None = None
-    ) -> Columns:
-        names = self.anchors.names
-        anchors: list[str | None]
-        if number is None:
-            anchors = [names[of_row] for of_row in (lists.offsets.searchsorted(rows, side="right") - 1).tolist()]
-        else:
-            anchors = [names[number]] * len(rows)
+    def _columns(self, lists: InvertedLists, rows: np.ndarray, squares: np.ndarray) -> Columns:
+        numbers = (lists.offsets.searchsorted(rows, side="right") - 1).tolist()
+        anchors = [self.anchors.names[number] for number in numbers]
         return Columns(*lists.describe(rows), np.sqrt(squares).tolist(), anchors)
 
     # ------------------------------------------------------------------ rows, counted through all parts
@@ -396,7 +272,7 @@ class Snapshot:
         return vectors
 
 
-def _queries_by_list(queries: int, probed: list[np.ndarray] | None) -> list[tuple[int | None, list[int]]]:
+def _queries_by_list(queries: int, probed: Sequence[np.ndarray] | None) -> list[tuple[int | None, list[int]]]:
     """The lists to scan (None: all), and the queries that probe each."""
     if probed is None:
         return [(None, list(range(queries)))]
@@ -409,20 +285,40 @@ def _queries_by_list(queries: int, probed: list[np.ndarray] | None) -> list[tupl
     return list(asking.items())
 
 
-def _scan_list_batch(
-    lists: InvertedLists, start: int, end: int, queries: np.ndarray, k: int, mask: np.ndarray | None
-) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """At least the k nearest rows of several queries, which share a matrix product: query, rows, squared distances."""
-    lengths = np.sqrt(norms_of(queries)).tolist()
-    step = max(1, BLOCK // len(queries))
-    for first in range(start, end, step):
-        last = min(end, first + step)
-        squares = squared_distances(queries, lists.vectors[first:last], lists.norms[first:last])
-        allowed = None if mask is None else mask[first:last]
-        for number, length in enumerate(lengths):
-            rows = k_nearest(squares[number], k, allowed, length) + first
-            # The product loses digits near zero: the candidates are computed again, by differences.
-            yield number, rows, parallel_cdist(queries[number][None], lists.vectors.take(rows, axis=0))
+def nearest_rows(
+    lists: InvertedLists, start: int, end: int, rows: np.ndarray | None, queries: np.ndarray, k: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """For each query the k nearest of the rows `start:end`, or of some of these, ties by row; squared distances."""
+    vectors, norms, columns = lists.vectors[start:end], lists.norms[start:end], None
+    if rows is not None and len(rows) * _SPARSE <= end - start:
+        vectors, norms = lists.vectors.take(rows, axis=0), lists.norms.take(rows)
+    elif rows is not None:
+        columns = rows - start
+    step = max(1, BLOCK // max(1, len(vectors)))
+    for first in range(0, len(queries), step):
+        block = queries[first : first + step]
+        if len(block) > _MANY_QUERIES and len(vectors) > _LONG_LIST:
+            nearest = _by_product(block, vectors, norms, columns, k)
+        else:
+            squares = parallel_cdist(block, vectors)
+            squares = squares if columns is None else squares.take(columns, axis=1)
+            order = smallest(squares, k)
+            nearest = zip(order, take_columns(squares, order), strict=True)
+        for of_query, its_squares in nearest:
+            yield of_query + start if rows is None else rows.take(of_query), its_squares
+
+
+def _by_product(
+    queries: np.ndarray, vectors: np.ndarray, norms: np.ndarray, columns: np.ndarray | None, k: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The same by a matrix product, which loses digits near zero: candidates are computed again, by differences."""
+    lengths, product = np.sqrt(norms_of(queries)).tolist(), squared_distances(queries, vectors, norms)
+    for query, length, squares in zip(queries, lengths, product, strict=True):
+        near = k_nearest(squares if columns is None else squares.take(columns), k, None, length)
+        chosen = near if columns is None else columns.take(near)
+        exact = parallel_cdist(query[None], vectors.take(chosen, axis=0))[0]
+        order = exact.argsort(kind="stable")[:k]
+        yield near.take(order), exact.take(order)
 
 
 def k_nearest(squares: np.ndarray, k: int, mask: np.ndarray | None, length: float | None = None) -> np.ndarray:

@@ -15,6 +15,7 @@ from kedge.errors import ConfigError
 from kedge.gallery.anchor_index import k_means
 from kedge.gallery.anchors import Anchors
 from kedge.gallery.inverted_lists import InvertedLists
+from kedge.gallery.result import described
 from kedge.gallery.search import Part, Snapshot
 from kedge.losses import CAMLoss
 from kedge.losses.base import check_count, check_number
@@ -235,9 +236,10 @@ class KedgeRetriever(_Embedding):
             raise ConfigError(f"probes must be at least 1, found {self.probes}.")
         queries = self._vectors if X is None else self._embed(self._validate(X)).astype(np.float32)
         total = count + itself
-        results, _ = self._snapshot.search(queries, total, probes=self.probes, min_candidates=total)
-        indices = np.array([result.ids for result in results], dtype=np.int64)
-        distances = np.array([result.distances for result in results], dtype=np.float64)
+        hits, _ = self._snapshot.search(queries, total, probes=self.probes, min_candidates=total)
+        columns = [described(nearest) for nearest in hits]
+        indices = np.array([of_query.ids for of_query in columns], dtype=np.int64)
+        distances = np.array([of_query.distances for of_query in columns], dtype=np.float64)
         if X is None:
             indices, distances = _drop_itself(indices, distances)
         return (distances, indices) if return_distance else indices

@@ -18,8 +18,8 @@ from kedge.errors import GalleryError
 from kedge.gallery import Gallery, Result
 from kedge.gallery.anchors import Anchors
 from kedge.gallery.location import Location
+from kedge.gallery.result import Columns
 from kedge.gallery.schema import require_positive, vectors_of
-from kedge.gallery.search import Columns
 from kedge.io import Folder
 from kedge.ray.cluster import connect
 

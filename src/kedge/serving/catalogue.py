@@ -10,7 +10,7 @@ import numpy as np
 from starlette.exceptions import HTTPException
 
 from kedge.errors import ConfigError
-from kedge.gallery.search import Hit
+from kedge.gallery.result import Hit, described
 from kedge.gallery.snapshot import Items
 
 __all__ = ["UPLOADS", "Catalogue", "ImageFiles", "shown_name"]
@@ -37,8 +37,8 @@ class Catalogue(Items):
     def typical(self, anchor: int, k: int) -> list[Hit]:
         """The items of an anchor's list that are nearest to it."""
         vector = self.snapshot.anchors.vectors[anchor : anchor + 1]
-        [columns] = self.snapshot.scan(vector, k, [np.array([anchor])])
-        return [Hit(*row) for row in zip(*columns, strict=True)]
+        [nearest] = self.snapshot.scan(vector, k, [np.array([anchor])])
+        return [Hit(*row) for row in zip(*described(nearest), strict=True)]
 
     def spread(self, count: int) -> np.ndarray:
         """At most so many items, as evenly from all labels as they allow, always the same ones."""
