@@ -1,7 +1,8 @@
 """Writes the tables of the documentation from the result files: no figure there is typed by hand.
 
     python benchmarks/tables.py            fills every table below `<!-- results: NAME -->` in README and docs;
-                                           `<!-- results: NAME PART -->` where a file holds several tables
+                                           `<!-- results: NAME PART -->` where a file holds several tables;
+                                           `<!-- results: photos summary -->` draws on two of them
     python benchmarks/tables.py --check    says which of them differ from what the results say
 
 Runs that differ by their seed alone (`name-0`, `name-1` …) share a row: mean ± standard deviation, and how many.
@@ -27,6 +28,13 @@ COLUMNS = {
 }
 LATER = ("cosine mAP", "1-NN")
 """Columns that older results do not have, shown where all runs of a table do."""
+SUMMARY = {
+    "raw features": "raw features",
+    "logistic regression, posteriors": "logistic regression, logits",
+    "ProxyAnchor": "ProxyAnchor",
+    "Kedge": "Kedge, auto",
+}
+"""Ways of the summary of photos.json, as its tables of known and of unseen classes call them."""
 MARK = re.compile(r"(<!-- results: ([\w-]+)(?: (\w+))? -->\n)(?:\|.*\n)*")
 
 
@@ -55,6 +63,8 @@ def fill(text: str) -> str:
 
 
 def table(record: dict[str, Any], part: str | None = None) -> str:
+    if part == "summary":
+        record = {"table summary": summary(record)}
     if (made := record.get(f"table {part}" if part else "table")) is not None:
         shown = [made["columns"], *made["rows"]]
         lines = [f"| {' | '.join(map(str, cells))} |" for cells in shown]
@@ -75,6 +85,29 @@ def table(record: dict[str, Any], part: str | None = None) -> str:
         if without := [run["test_without_mirror"] for run in runs if "test_without_mirror" in run]:
             lines.append(row(f"{name}, one look", without, own, columns))
     return "\n".join(lines) + "\n"
+
+
+def summary(record: dict[str, Any]) -> dict[str, Any]:
+    """One row for each way: known classes, unseen classes, and what it costs on the largest dataset."""
+    cells = {
+        (part, row[0], row[1], column): value
+        for part in ("known", "unseen")
+        for row in record[f"table {part}"]["rows"]
+        for column, value in zip(record[f"table {part}"]["columns"], row, strict=True)
+    }
+    names = list(dict.fromkeys(row[0] for row in record["table known"]["rows"]))
+    costs = ("training", "indexing", "query")
+    rows = [
+        [
+            way if way == other or way == "Kedge" else f"{way}; {other.split(', ')[1]} for new classes",
+            *(cells["known", name, way, "mAP"].split(" ±")[0] for name in names),
+            *(cells["unseen", name, other, "unseen R@1"].split(" ±")[0] for name in names),
+            *(cells["known", names[-1], way, cost] for cost in costs),
+        ]
+        for way, other in SUMMARY.items()
+    ]
+    columns = ["way", *(f"mAP, {name}" for name in names), *(f"new classes, {name}" for name in names), *costs]
+    return {"columns": columns, "rows": rows}
 
 
 def row(name: str, reports: list[dict[str, Any]], own: list[str], columns: dict[str, Any]) -> str:

@@ -1,6 +1,9 @@
-"""Takes the pictures of the pages in docs/screenshots, a server's and a search's: desktop and phone, light and dark.
+"""Takes the pictures of the pages in docs/screenshots: desktop and phone, light and dark.
 
-python docs/screenshots.py GALLERY QUERY.png        such as those that kedge demo leaves
+    python docs/screenshots.py
+
+Everything is made of the bundled sample, in a folder that is gone afterwards: some labels are made wrong and an image
+is copied, a model is trained, indexed and evaluated, a gallery searched, audited and served.
 """
 
 from __future__ import annotations
@@ -14,54 +17,68 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Page, sync_playwright
 
 FOLDER = Path(__file__).parent / "screenshots"
-DESKTOP: dict[str, Any] = {"viewport": {"width": 1280, "height": 800}}
-PHONE: dict[str, Any] = {
-    "viewport": {"width": 390, "height": 844},
-    "device_scale_factor": 2,
-    "has_touch": True,
-    "is_mobile": True,
+QUERY = "queries/Ankle boot/001.png"
+DEVICES: dict[str, dict[str, Any]] = {
+    "desktop": {"viewport": {"width": 1280, "height": 800}},
+    "phone": {
+        "viewport": {"width": 390, "height": 844},
+        "device_scale_factor": 2,
+        "has_touch": True,
+        "is_mobile": True,
+    },
 }
+COMMANDS = (
+    "train photos/ --folder run",
+    "evaluate run --against queries/",
+    "index photos/ --model run --gallery gallery --thumbnails 256",
+    f"search gallery '{QUERY}' -k 12 --html hits.html",
+    "audit gallery --html audit.html",
+)
 
 
-def main(gallery: str, query: str) -> None:
-    """Serve the gallery and look at it; then search it and look at the page that leaves."""
+def main() -> None:
+    """Make what there is to see, and look at it."""
     FOLDER.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
-        page = Path(folder, "hits.html")
-        search = [sys.executable, "-m", "kedge", "search", gallery, query, "-k", "12", "--html", str(page)]
-        subprocess.run(search, check=True, stdout=subprocess.DEVNULL)
+    with tempfile.TemporaryDirectory() as scratch, sync_playwright() as playwright:
+        desk = Path(scratch)
+        kedge = f"{sys.executable} -m kedge"
+        subprocess.run(f"{kedge} sample", shell=True, cwd=desk, check=True)
+        spoil(desk / "photos")
+        for command in COMMANDS:
+            subprocess.run(f"{kedge} {command}", shell=True, cwd=desk, check=True)
+        shutil.copy(desk / "run/against_confusion.png", FOLDER / "confusion.png")
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        for scheme in ("light", "dark"):
-            for device, options in {"desktop": DESKTOP, "phone": PHONE}.items():
-                context = browser.new_context(color_scheme=scheme, **options)  # type: ignore[arg-type]
-                shown = context.new_page()
-                shown.goto(page.as_uri())
-                save(shown, f"{device}-{scheme}-hits")
-                context.close()
+        serve = [*kedge.split(), "serve", "gallery", "--port", "0"]
+        with subprocess.Popen(serve, cwd=desk, stderr=subprocess.PIPE, text=True) as server:
+            try:
+                assert server.stderr is not None
+                address = server.stderr.readline().removeprefix("The page: ").strip()
+                for scheme in ("light", "dark"):
+                    for device, options in DEVICES.items():
+                        name, context = f"{device}-{scheme}", {"color_scheme": scheme, **options}
+                        for file in ("hits", "audit"):
+                            page = browser.new_context(**context).new_page()
+                            page.goto((desk / f"{file}.html").as_uri())
+                            save(page, f"{name}-{file}")
+                        take(browser.new_context(**context).new_page(), address, str(desk / QUERY), name)
+            finally:
+                server.terminate()
         browser.close()
-    command = [sys.executable, "-m", "kedge", "serve", gallery, "--port", "0"]
-    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    try:
-        assert server.stderr is not None
-        address = server.stderr.readline().removeprefix("The page: ").strip()
-        with sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-            for scheme in ("light", "dark"):
-                taken(browser, address, query, "desktop", DESKTOP, scheme)
-                taken(browser, address, query, "phone", PHONE, scheme)
-            browser.close()
-    finally:
-        server.terminate()
-        server.wait()
 
 
-def taken(browser: Browser, address: str, query: str, device: str, options: dict[str, Any], scheme: Any) -> None:
+def spoil(photos: Path) -> None:
+    """Three wrong labels, and a copy of an image in another size."""
+    for name, wrong in {"Sneaker": "Dress", "Trouser": "Sandal", "Coat": "Ankle boot"}.items():
+        (photos / name / "007.png").replace(photos / wrong / f"{name}.png")
+    with Image.open(photos / "Coat/011.png") as image:
+        image.resize((40, 40)).save(photos / "Coat/copy.jpg")
+
+
+def take(page: Page, address: str, query: str, name: str) -> None:
     """The page before a query, its results and the map."""
-    context = browser.new_context(color_scheme=scheme, **options)
-    page = context.new_page()
     for _ in range(100):  # until the gallery is open
         try:
             page.goto(address)
@@ -69,18 +86,17 @@ def taken(browser: Browser, address: str, query: str, device: str, options: dict
         except Exception:
             time.sleep(0.2)
     page.get_by_test_id("starter").first.wait_for()
-    save(page, f"{device}-{scheme}-start")
+    save(page, f"{name}-start")
     page.get_by_test_id("file").set_input_files(query)
     page.get_by_test_id("hit").first.wait_for()
-    if device == "desktop":
+    if name.startswith("desktop"):
         page.get_by_test_id("method-both").check(force=True)
         page.get_by_test_id("results-brute_force").wait_for()
-    save(page, f"{device}-{scheme}-results")
+    save(page, f"{name}-results")
     page.get_by_test_id("view-map").click()
     page.locator("[data-testid=map][data-ready=true]").wait_for()
     page.get_by_test_id("map").scroll_into_view_if_needed()
-    save(page, f"{device}-{scheme}-map")
-    context.close()
+    save(page, f"{name}-map")
 
 
 def save(page: Page, name: str) -> None:
@@ -95,4 +111,4 @@ def save(page: Page, name: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -161,6 +161,17 @@ def test_search_by_id_leaves_the_item_out(gallery: Path, tmp_path: Path, monkeyp
     assert sentence("search", gallery, "3") == "3 cannot be read: it is empty (0 bytes)."
 
 
+def test_tables_show_paths_from_the_current_folder(
+    gallery: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = photos / "cats/1.png"
+    assert str(query) in said("search", gallery, query, "-k", "1", "--method", "brute_force")
+    monkeypatch.chdir(photos)
+    shown = said("search", gallery, query, "-k", "1", "--method", "brute_force").splitlines()[1].split()
+    assert shown[-1] == "cats/1.png"
+    assert hits(gallery, query, "-k", "1", "--method", "brute_force")[0]["path"] == str(query)
+
+
 def test_the_table_shows_names_as_they_are(gallery: Path, photos: Path) -> None:
     lines = said("search", gallery, photos / "owls" / EVIL, "--method", "brute_force").splitlines()
     assert lines[0].split() == ["rank", "distance", "similarity", "label", "id", "path"]
@@ -293,7 +304,7 @@ def test_versions_say_what_changed(gallery: Path, tmp_path: Path) -> None:
     before = opened.versions()[-1].number
     fix = f"accept,kind,score,id,label,suggestion,path\nyes,wrong label,1,2,cats,dogs,{opened.item(2).path}\n"
     (tmp_path / "fixes.csv").write_text(fix)
-    said("audit", gallery, "--apply", tmp_path / "fixes.csv")
+    assert f"To undo it: kedge restore {gallery} " in said("audit", gallery, "--apply", tmp_path / "fixes.csv")
     said("restore", gallery, str(before))
     opened.optimize()
     rows = [line.split(maxsplit=4) for line in said("versions", gallery).splitlines()[1:]]

@@ -40,7 +40,10 @@ def audit(gallery: Gallery, *, against: Gallery | None = None) -> Audit:
 
 def _check_comparable(gallery: Gallery, against: Gallery) -> None:
     if gallery.dim != against.dim:
-        raise ConfigError(f"against has embeddings of {against.dim} dimensions, {gallery.location} of {gallery.dim}.")
+        raise ConfigError(
+            f"against has embeddings of {against.dim} dimensions, {gallery.location} of {gallery.dim}; index both "
+            "with the same model."
+        )
     own, other = (each.model.fingerprint if each.model is not None else None for each in (gallery, against))
     if own != other:
         raise ConfigError(

@@ -28,7 +28,7 @@ class Fixes(NamedTuple):
     def __str__(self) -> str:
         if not self.relabelled + self.removed:
             return "nothing is accepted, nothing was changed"
-        return f"{self.relabelled:,} relabelled, {self.removed:,} removed; version {self.version} is as it was"
+        return f"{self.relabelled:,} relabelled, {self.removed:,} removed"
 
 
 def apply_fixes(gallery: Gallery, path: str | Path) -> Fixes:

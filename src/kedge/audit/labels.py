@@ -31,6 +31,8 @@ _FAR = 3.5
 _MIN_SPREAD = 10
 """Labels with fewer items have no outliers: their spread is not known."""
 _TYPICAL = 3
+_MIN_SCORE = 0.005
+"""A label is not listed where the probability that it is wrong would be shown as 0.00."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ def find_wrong_labels(items: Items, rows: np.ndarray, near: Neighbours) -> Itera
         probabilities = _softmax(classifier.scores(vectors, labels[part]) / temperature)
         own = probabilities[np.arange(len(vectors)), labels[part]]
         wrong, likeliest = _wrong(own, share, len(judged)), probabilities.argmax(axis=1)
-        for number in np.flatnonzero(likeliest != labels[part]).tolist():
+        for number in np.flatnonzero((likeliest != labels[part]) & (wrong >= _MIN_SCORE)).tolist():
             row, suggestion = int(rows[part][number]), items.label_names[judged[likeliest[number]]]
             yield items.finding("wrong label", row, wrong[number], near.distances[row, 0], suggestion=suggestion)
 

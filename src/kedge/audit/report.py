@@ -14,6 +14,7 @@ from typing import Literal, get_args
 from rich.table import Table
 from rich.text import Text
 
+from kedge.console import printable, short_path
 from kedge.errors import ConfigError
 from kedge.gallery.html import frame, text, thumbnail, write_page
 
@@ -99,12 +100,14 @@ class Audit:
     def table(self, rows: int | None = 20) -> Table:
         """The first findings as a rich table."""
         table = Table(box=None, pad_edge=False, header_style="bold", caption=self.summary(), caption_justify="left")
-        for name in ("kind", "score", "label", "suggestion", "id", "path", "other"):
+        for name in ("kind", "score", "label", "suggestion", "id", "path"):
             table.add_column(name, justify="right" if name in ("score", "id") else "left", overflow="fold")
         for row in self.findings[:rows]:
-            other = "" if row.other_id is None else f"{row.other_id} {row.other_path or ''}"
-            cells = (row.kind, f"{row.score:.2f}", row.label, row.suggestion, str(row.id), row.path, other)
-            table.add_row(*(Text(_printable(cell or "")) for cell in cells))
+            path = short_path(row.path or "")
+            if row.other_id is not None:
+                path += f" like {row.other_id} {short_path(row.other_path or '')}"
+            cells = (row.kind, f"{row.score:.2f}", row.label, row.suggestion, str(row.id), path.strip())
+            table.add_row(*(Text(printable(cell or "")) for cell in cells))
         return table
 
     def __rich__(self) -> Table:
@@ -113,11 +116,6 @@ class Audit:
 
 def _count(counts: Mapping[Kind, int]) -> str:
     return ", ".join(f"{count:,} {kind}{'' if count == 1 else 's'}" for kind, count in counts.items() if count)
-
-
-def _printable(cell: str) -> str:
-    """Without anything that would steer the terminal."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in cell)
 
 
 # ---------------------------------------------------------------------- the page

@@ -221,7 +221,10 @@ def audit(
     if apply is not None:
         if against or as_json or html or csv or rows:
             raise ConfigError("--apply takes no other option; run kedge audit again afterwards.")
-        typer.echo(f"{gallery}: {apply_fixes(opened, apply)}.")
+        fixes = apply_fixes(opened, apply)
+        typer.echo(f"{gallery}: {fixes}.")
+        if fixes.relabelled or fixes.removed:
+            typer.echo(f"To undo it: kedge restore {shlex.quote(gallery)} {fixes.version}")
         return
     with _other(opened, against) as other:
         report = examine(opened, against=other)

@@ -120,7 +120,7 @@ def reproduce(
     typer.echo("Written: " + ", ".join(map(str, written)))
     if failed:
         typer.echo(
-            f"kedge: {len(failed)} of {len(all_jobs)} runs failed; the others are kept. Run it again to retry.",
+            f"kedge: {len(failed)} of {len(all_jobs)} runs failed; the others are kept; run it again to retry.",
             err=True,
         )
         sys.exit(2)

@@ -12,6 +12,7 @@ import typer
 
 import kedge
 from kedge.cli.options import AddressOption, GalleryArgument, check_runner, line_console
+from kedge.console import printable, short_path
 from kedge.errors import ConfigError, ImageError
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def search(
         console = line_console()
         for number, answer in enumerate(answers):
             if several:
-                console.print(("\n" if number else "") + _printable(answer.name), style="bold", markup=False)
+                console.print(("\n" if number else "") + printable(answer.name), style="bold", markup=False)
             _print(console, answer, searcher)
         searched = sum(answer.result.seconds for answer in answers)
         count = f"\n{len(answers)} queries · " if several else ""
@@ -114,7 +115,7 @@ def _parse_queries(texts: Sequence[str]) -> list[Query]:
             queries.append(text)
         elif path.is_dir():
             if not (images := list_images(path)):
-                raise ConfigError(f"{path} holds no images.")
+                raise ConfigError(f"{path} holds no images; name a folder that does.")
             queries += images
         elif path.exists() or not (text.isascii() and text.isdigit()):
             queries.append(path)
@@ -208,14 +209,20 @@ class _Searcher(NamedTuple):
         else:
             options: dict[str, Any] = {"min_candidates": self.min_candidates, "where": self.where}
             options |= {"probes": self.probes, "exclude_id": exclude_id}
-            results = gallery.search_embeddings(
-                embeddings,
-                self.k,
-                cast("Method", self.method),
-                features=features,
-                rank=cast("Rank", self.rank),
-                **options,
-            )
+
+            def search(count: int) -> list[Result]:
+                return gallery.search_embeddings(
+                    embeddings[:count],
+                    self.k,
+                    cast("Method", self.method),
+                    features=None if features is None else features[:count],
+                    rank=cast("Rank", self.rank),
+                    **options,
+                )
+
+            if compare:
+                search(1)  # opens the lists, which would count for the first of the two methods alone
+            results = search(len(queries))
             other: Method = "brute_force" if self.method == "two_stage" else "two_stage"
             # By the same distances, or they could not be compared; by looks, both search all items.
             for compared, same_rank in {"embedding": "class", "features": "looks"}.items() if compare else ():
@@ -267,10 +274,17 @@ def _print(console: Console, answer: Answer, searcher: _Searcher) -> None:
     label, path = (Column(name, overflow="fold") for name in ("label", "path"))
     table = Table(*numbers[:3], label, numbers[3], path, box=None, pad_edge=False, header_style="bold")
     for rank, (hit, similarity) in enumerate(zip(result, result.similarities, strict=True), start=1):
-        texts = (f"{rank}", f"{hit.distance:.4g}", f"{similarity:.3f}", hit.label or "", f"{hit.id}", hit.path or "")
-        table.add_row(*(Text(_printable(text)) for text in texts))
+        texts = (
+            f"{rank}",
+            f"{hit.distance:.4g}",
+            f"{similarity:.3f}",
+            hit.label or "",
+            f"{hit.id}",
+            short_path(hit.path or ""),
+        )
+        table.add_row(*(Text(printable(text)) for text in texts))
     console.print(table)
-    console.print(Text(_printable(" · ".join(answer.how())), style="dim"))
+    console.print(Text(printable(" · ".join(answer.how())), style="dim"))
 
 
 def _nothing(searcher: _Searcher) -> str:
@@ -284,8 +298,3 @@ def _nothing(searcher: _Searcher) -> str:
     if searcher.method == "two_stage":
         return "No matches in the list searched; try --probes 5 or --method brute_force."
     return "No matches: the gallery holds no other item."
-
-
-def _printable(text: str) -> str:
-    """Control characters escaped, which would steer the terminal."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

@@ -218,7 +218,7 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
             "plain tensors; download it again (delete it first if it is in a cache), or install its package again."
         ) from error
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise WeightsError(f"Weights file {path} does not hold a state dict (names and their tensors).")
+        raise WeightsError(f"Weights file {path} holds no state dict; save model.state_dict() in it.")
     backbone = {key.removeprefix(_MODEL_PREFIX): value for key, value in state.items() if key.startswith(_MODEL_PREFIX)}
     return backbone or state
 

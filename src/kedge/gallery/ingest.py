@@ -76,6 +76,9 @@ class Added(list[int]):
     def __str__(self) -> str:
         return f"{len(self):,} added, {self.present:,} already there, {len(self.skipped):,} unreadable"
 
+    def __repr__(self) -> str:
+        return f"<{self}>"
+
 
 # ---------------------------------------------------------------------- listing
 

@@ -311,7 +311,7 @@ def _write_arrays(folder: Path, table: Table, anchors: Anchors, column: str, *, 
         paths[rows], long = _path_cells(batch.column("path").to_pylist(), width)
         long_paths |= {int(rows[row]): path for row, path in long.items()}
     if written != total:
-        raise GalleryError("The table changed while its lists were written.")
+        raise GalleryError("The table changed while its lists were written; run kedge optimize again.")
     for array in (vectors, norms, codes, paths):
         if isinstance(array, np.memmap):
             array.flush()

@@ -112,5 +112,5 @@ class Preprocessing:
         }
         unknown = sorted(set(settings) - set(cls.__dataclass_fields__))
         if unknown:
-            raise ConfigError(f"Unknown preprocessing setting {unknown[0]!r}: it was written by a newer Kedge.")
+            raise ConfigError(f"Unknown preprocessing setting {unknown[0]!r}: a newer Kedge wrote it, so upgrade.")
         return cls(**settings)

@@ -79,7 +79,10 @@ def read_faiss(source: Path) -> tuple[Rows, Manifest | None, np.ndarray | None]:
         # In order of their ids, so that those that count from 0 stay what they are.
         rows, manifest = Rows.of_table(source, pa.table({"id": ids})), None
         if index.metric_type not in (faiss.METRIC_L2, faiss.METRIC_INNER_PRODUCT):
-            raise DataError(f"{source} compares neither by Euclidean distance nor by cosine, as a gallery does.")
+            raise DataError(
+                f"{source} compares neither by Euclidean distance nor by cosine, as a gallery does; import an .npy "
+                "file of its vectors."
+            )
 
     def read(_owner: Any = owner) -> Iterator[pa.RecordBatch]:  # `inner` would go with it
         for batch in rows.read():

@@ -36,7 +36,7 @@ _SCORE = "val/mAP"
 _IDLE, _MAX_IDLE = 0.3, 0.15
 """A run is idle while its embeddings' spread, as a share of the anchors', is below so much of its progress."""
 _MIN_STEPS = 100
-"""A run that warms up in fewer steps than this, as a head on few photos does, is judged when it has warmed up."""
+"""A run that warms up in fewer steps than this, as a head on few photos does, is judged a tenth of its epochs later."""
 
 
 class TrainingLoop:
@@ -276,15 +276,15 @@ class TrainingLoop:
         saved = self.checkpoint.epochs_saved
         kept = f"; the checkpoint of epoch {saved} is kept" if saved else ""
         return TrainingError(
-            f"The loss or the weights became NaN or infinite in epoch {self.epoch + 1}{kept}. Lower "
+            f"The loss or the weights became NaN or infinite in epoch {self.epoch + 1}{kept}: lower "
             f"recipe.optimizer.lr (now {self.recipe.optimizer.lr:g}) and start again."
         )
 
     def _warn_if_idle(self, spread: float) -> None:
         """Warn when the embeddings sit near the mean of the anchors (most of training must not pass like that)."""
         epoch, epochs, anchors = self.epoch + 1, self.recipe.epochs, getattr(self.step.loss, "anchors", None)
-        is_warming_up = self.global_step < _MIN_STEPS and epoch < self.recipe.schedule.warmup * epochs
-        is_early = epoch < max(2, round(epochs / 10)) or is_warming_up
+        warmup = self.recipe.schedule.warmup if self.global_step < _MIN_STEPS else 0.0
+        is_early = epoch < max(2, round(epochs * (warmup + 0.1)))
         if self._warned_idle or is_early or not isinstance(anchors, Tensor):
             return
         anchor_spread = float((anchors.detach() - anchors.detach().mean(0)).square().sum(1).mean())
@@ -293,7 +293,7 @@ class TrainingLoop:
         if self._warned_idle and is_rank_zero():
             warnings.warn(
                 f"After {epoch} of {epochs} epochs the embeddings are still at the mean of the anchors (their spread "
-                f"is {share:.1%} of the anchors'), so the encoder hardly learns. Train for longer, lower "
+                f"is {share:.1%} of the anchors'), so the encoder hardly learns: train for longer, lower "
                 f"recipe.optimizer.lr (now {self.recipe.optimizer.lr:g}), use loss.discriminate=64, or check the "
                 "labels.",
                 stacklevel=2,

@@ -9,7 +9,6 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -267,9 +266,6 @@ class _Run:
             console.print(f"{len(skipped)} file{'s' * (len(skipped) > 1)} skipped; see {path}")
         if self.recipe.freeze and self.config.encoder.weights is None:
             console.print("The frozen encoder has random weights; choose some with encoder.weights=default.")
-        tensorboard = self.settings.logger.tensorboard
-        if tensorboard is not None and not tensorboard.needed and find_spec("tensorboard") is None:
-            console.print("No TensorBoard log; install it with pip install 'kedge[tensorboard]'.")
         held_out = f", {len(self.held_out)} held out" if self.held_out is not None else ""
         kind = "images through a frozen encoder" if self.recipe.freeze else "images"
         hardware = ("" if self.layout.processes == 1 else f"{self.layout.processes} × ") + self.device.type

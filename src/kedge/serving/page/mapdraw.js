@@ -111,13 +111,17 @@ function drawAnchor(pen, x, y, colour, colours) {
 const apart = (one, other) => one.right < other.left || other.right < one.left || one.low < other.high
   || other.low < one.high;
 
+/** The corner below right that the buttons cover (.map-tools in style.css), in pixels. */
+const TOOLS = { width: 62, height: 170 };
+
 function drawNames(pen, names, taken, colours, view) {
   pen.font = '600 12px system-ui, sans-serif';
   pen.textBaseline = 'middle';
   pen.lineJoin = 'round';
   for (const { text, x, y } of names) {
     const wide = pen.measureText(text).width;
-    const left = x + 13 + wide < view.width - 4 ? x + 13 : x - 13 - wide;
+    const edge = view.width - (y > view.height - TOOLS.height ? TOOLS.width : 4);
+    const left = x + 13 + wide < edge ? x + 13 : x - 13 - wide;
     const box = { left: left - 3, right: left + wide + 3, high: y - 9, low: y + 9 };
     if (!taken.every((other) => apart(box, other))) continue;
     taken.push(box);
