@@ -215,9 +215,16 @@ class Results:
 def value_at(values: Any, metric: str) -> float | None:
     """The number that the values of a run have for a metric such as `brute_force.mAP`; None where it is not finite.
 
+    `a/b` is the ratio of two of them.
+
     >>> value_at({"brute_force": {"mAP": 0.5}}, "brute_force.mAP"), value_at({"accuracy": math.nan}, "accuracy")
     (0.5, None)
+    >>> value_at({"slow_ms": 6.0, "fast_ms": 2.0}, "slow_ms/fast_ms")
+    3.0
     """
+    if "/" in metric:
+        above, below = (value_at(values, part) for part in metric.split("/"))
+        return above / below if above is not None and below else None
     for name in metric.split("."):
         values = values.get(name) if isinstance(values, dict) else None
     return values if isinstance(values, float | int) and math.isfinite(values) else None
