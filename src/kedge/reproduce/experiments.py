@@ -88,25 +88,31 @@ class Ablation(Experiment):
     datasets = ("svhn",)
     encoders = ("resnet18",)
     losses = ("cam",)
-    labels = ("dataset", "encoder", "repeller", "minimum norm", "anchors start")
+    labels = ("dataset", "encoder", "head", "repeller", "minimum norm", "anchors start")
     columns = (ACCURACY, *METHOD_COLUMNS)
     notes = (
         "The last printed mAP is that of two-stage search (here: label lists, whose mAP is accuracy), the others are "
         "brute force.",
+        "Head none: the pooled features after their ReLU behind an ImageNet stem, as the paper most likely had them.",
     )
     all_methods = False
+    HEADS: ClassVar = {"bounded": (), "none": ("encoder.head=none", "encoder.stem=imagenet")}
     ROWS: ClassVar = {
-        tuple(
-            f"loss.{name}={value}".lower()
-            for name, value, usual in zip(("repel", "keep_norm", "init"), row, (True, True, "base"), strict=True)
-            if value != usual
-        ): row
+        (
+            *overrides,
+            *(
+                f"loss.{name}={value}".lower()
+                for name, value, usual in zip(("repel", "keep_norm", "init"), row, (True, True, "base"), strict=True)
+                if value != usual
+            ),
+        ): (head, row)
+        for head, overrides in HEADS.items()
         for row in paper_rows("ablation")
     }
-    """Row of the paper by its overrides; the last is the loss as it is."""
+    """Head and row of the paper by their overrides; the last row is the loss as it is."""
 
     def variants(self, job: Job, selection: Selection) -> Sequence[tuple[str, ...]]:  # noqa: ARG002
-        """The eight rows."""
+        """The eight rows with each head."""
         return list(self.ROWS)
 
     def is_specific(self, job: Job) -> bool:
@@ -115,13 +121,13 @@ class Ablation(Experiment):
 
     def row(self, job: Job) -> tuple[str, ...]:
         """What is switched on."""
-        repel, keep_norm, init = self.ROWS[job.changes]
-        return job.dataset, job.encoder, "yes" if repel else "no", "yes" if keep_norm else "no", str(init)
+        head, (repel, keep_norm, init) = self.ROWS[job.changes]
+        return job.dataset, job.encoder, head, "yes" if repel else "no", "yes" if keep_norm else "no", str(init)
 
     def rows(self, job: Job) -> list[Row]:
         """Printed for one dataset and encoder."""
         is_printed = (job.dataset, job.encoder) == (self.datasets[0], self.encoders[0])
-        paper = paper_values("ablation", *self.ROWS[job.changes]) if is_printed else {}
+        paper = paper_values("ablation", *self.ROWS[job.changes][1]) if is_printed else {}
         return [(self.row(job), self.columns, paper)]
 
 
@@ -206,6 +212,7 @@ class FewShot(Curves):
     labels = ("dataset", "encoder", "shots", "loss")
     sweeps = "split.shots"
     x_label = "images of each class"
+    notes = ("The plateau is seen on a tenth of all training images, of which the shots are none.",)
 
     def numbers(self, dataset: str, selection: Selection) -> Sequence[int]:
         """1, 2, 4 … until all images are used."""

@@ -37,7 +37,7 @@ __all__ = [
     "value_at",
 ]
 
-KEY_VERSION = 4
+KEY_VERSION = 5
 """Raise it when a configuration key is added or renamed and runs stay what they were: result lines with an older
 version are then identified by the job that they describe."""
 CONFIGS = "KEDGE_CONFIGS"
