@@ -305,7 +305,8 @@ class LossBenchmark(Experiment):
     encoders = ("resnet18",)
     losses = (
         *LOSSES,
-        *("triplet", "arcface", "cosface", "proxy_anchor", "supcon", "center", "multi_similarity"),
+        *("contrastive_normalized", "triplet", "arcface", "cosface", "proxy_anchor", "supcon", "center"),
+        "multi_similarity",
     )
     DRAWN: ClassVar = (*(METHOD_COLUMNS[place] for place in (0, 2, 4)), ACCURACY)
 

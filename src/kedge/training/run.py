@@ -306,6 +306,10 @@ class _Run:
             classes=None if type(self.loss).predict is RetrievalLoss.predict else len(self.dataset.classes),
             for_gpu=self.device.type == "cuda",
             layout=self.layout,
+            labels=self.images.labels,
+            per_class=self.recipe.per_class,
+            # A frozen encoder's features are not augmented.
+            views=1 if self.recipe.freeze else self.recipe.views,
         )
 
     def _features(self, name: str) -> DeviceDataset:
