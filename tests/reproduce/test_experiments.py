@@ -33,6 +33,7 @@ PARTS = {
     "embeddings2d": SELECTION,
     "qualitative": SELECTION,
     "league": replace(SELECTION, losses=("cam", "cross_entropy", "contrastive", "triplet", "proxy_anchor")),
+    "unseen": replace(SELECTION, losses=("cam", "supcon"), settings=(*SMALL, "split.unseen=0.5")),
 }
 
 

@@ -195,7 +195,7 @@ def evaluate(
             "the same in the same order; evaluate on the classes it was trained on."
         )
     if against is None and len(dataset.test) == 0:
-        raise DataError(f"{dataset.name} has no test images to use as queries; hold some out.")
+        raise DataError(f"{dataset.name} has no test images to use as queries; use the held-out ones (--held-out).")
     if batch_size is None:
         batch_size = _BATCH.get(model.device.type, _BATCH["cpu"])
     started = time.perf_counter()
@@ -244,7 +244,7 @@ def evaluate(
         },
     )
     if dataset.unseen and against is None:
-        report = replace(report, unseen=_score_unseen(model, dataset.unseen, batch_size))
+        report = replace(report, unseen=evaluate_unseen(model, dataset, batch_size))
     strangers = {"unseen classes": dataset.unseen} if dataset.unseen else {}
     strangers |= {unknown.name: (unknown.test,)} if unknown is not None else {}
     if strangers and against is None and model.anchors is not None:
@@ -265,8 +265,13 @@ def _embed(model: Model, images: ImageSplit, batch_size: int, title: str) -> tup
     return (all_gather_rows(embeddings), all_gather_rows(routes)) if sharded else (embeddings, routes)
 
 
-def _score_unseen(model: Model, splits: Sequence[ImageSplit], batch_size: int) -> dict[str, Any]:
-    """Images of classes that were kept out of training, each searched among the others."""
+def evaluate_unseen(model: Model, dataset: Dataset, batch_size: int | None = None) -> dict[str, Any]:
+    """Images of classes that were kept out of training, each searched among the others: ``Report.unseen``."""
+    splits = dataset.unseen
+    if not splits:
+        raise DataError(f"All classes of {dataset.name} were trained on; keep some out with split.unseen=0.5.")
+    if batch_size is None:
+        batch_size = _BATCH.get(model.device.type, _BATCH["cpu"])
     features = torch.cat([split_features(model, split, batch_size=batch_size, title="unseen") for split in splits])
     labels = np.concatenate([split.labels for split in splits])
     embeddings = torch.cat([model.embed_features(part).float() for part in torch.split(features, ROUTE_CHUNK)])

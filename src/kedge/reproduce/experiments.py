@@ -326,11 +326,42 @@ class LossBenchmark(Experiment):
         return plot_loss_benchmark(frame, x_label="mAP, accuracy", title=title)
 
 
+class Unseen(Experiment):
+    """Classes that were never trained on, searched among themselves."""
+
+    name = "unseen"
+    title = "Classes never trained on"
+    accepts_any_loss = True
+    datasets = ("cub200", "cars196", "online_products", "inshop")
+    encoders = ("efficientnet_lite0",)
+    losses = ("cam", "proxy_anchor", "supcon")
+    measures = ("unseen",)
+    columns = (
+        *(
+            Column(score, metric=f"embedding.{score}", measure="unseen")
+            for score in ("R@1", "R@2", "R@4", "R@8", "R-precision", "MAP@R", "NMI")
+        ),
+        *(
+            Column(f"{score}, features", metric=f"features.{score}", measure="unseen")
+            for score in ("R@1", "MAP@R", "NMI")
+        ),
+    )
+    notes = (
+        "Test images among themselves, without the query; by embedding and, by cosine, by the encoder's features. With "
+        "recipe head the encoder is frozen: its features are raw, as before any training.",
+    )
+    all_methods = False
+
+    def variants(self, job: Job, selection: Selection) -> Sequence[tuple[str, ...]]:  # noqa: ARG002
+        """An encoder that is not frozen is fine-tuned alike for all losses."""
+        return [() if job.config.recipe.freeze else ("recipe.optimizer.name=adamw", "recipe.optimizer.lr=1.0e-4")]
+
+
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
     for experiment in (
         *(Table1(), Table2(), Ablation(), Classification(), Dimensions(), Convergence(), FewShot()),
-        *(Embeddings2d(), Qualitative(), LossBenchmark()),
+        *(Embeddings2d(), Qualitative(), LossBenchmark(), Unseen()),
     )
 }
 

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kedge.config.compose import dataset_of
 from kedge.datasets import Dataset
-from kedge.evaluation import METHODS, Report, evaluate, top_hits
+from kedge.evaluation import METHODS, Report, evaluate, evaluate_unseen, top_hits
 from kedge.model import Model, embed_split
 from kedge.training import kept_epochs
 
@@ -107,8 +108,13 @@ def hits(model: Model, dataset: Dataset, folder: Path) -> dict[str, Any]:  # noq
     return {"queries": queries.tolist(), "hits": rows.tolist()}
 
 
+def unseen(model: Model, dataset: Dataset, folder: Path) -> dict[str, Any]:  # noqa: ARG001
+    """Classes that were kept out of training, by the dataset or by `split.unseen`, searched among themselves."""
+    return evaluate_unseen(model, dataset_of(folder, trust=True))
+
+
 MEASURES: dict[str, Callable[[Model, Dataset, Path], dict[str, Any]]] = {
-    measure.__name__: measure for measure in (scores, curve, speed, points, hits)
+    measure.__name__: measure for measure in (scores, curve, speed, points, hits, unseen)
 }
 
 

@@ -166,7 +166,7 @@ def _overview(verdicts: Verdicts) -> str:
 
 def _machines(lines: Sequence[ResultLine], dataset_notes: DatasetNotes) -> str:
     """Hardware, versions, recipes and datasets of the runs."""
-    runs = [line for line in lines if line.measure == "scores"]
+    runs = [line for line in lines if line.measure in ("scores", "unseen")]
     machines = Counter(tuple(line.machine.get(name) for name in ("gpu", "cpu", "torch", "commit")) for line in runs)
     items = [
         f"- {count} runs on {gpu or cpu}, torch {torch}, commit {commit}."

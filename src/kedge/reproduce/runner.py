@@ -154,7 +154,7 @@ def perform(job: Job, out: Path, data_files: DataFiles) -> None:
             started = time.monotonic()
             values = MEASURES[measure](model, dataset, folder)
             seconds = time.monotonic() - started
-            if measure == "scores":
+            if measure in ("scores", "unseen"):
                 seconds = float(pd.read_csv(folder / "history.csv")["seconds"].sum())
             timed = {"seconds": round(seconds, 2), "machine": describe()}
             store.append(ResultLine.of(job, measure, values=values, **about, **timed))
