@@ -22,7 +22,7 @@ GROUPS = {
 }
 NEEDED = {
     "arrays": ["dataset.path=x.npz"],
-    "folder": ["dataset.path=photos"],
+    **{key: ["dataset.path=photos"] for key in ("cars196", "cub200", "folder", "inshop", "online_products")},
     "stored": ["dataset.path=kept.npy"],
     "timm": ["encoder.name=timm:test_resnet.r160_in1k"],
     "swin_t": ["encoder.weights=null"],  # the weights cannot be downloaded in a test

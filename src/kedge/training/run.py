@@ -378,4 +378,6 @@ class _Run:
             labels, classes = torch.from_numpy(self.images.labels), len(self.dataset.classes)
             sums = torch.zeros(classes, embeddings.shape[1]).index_add_(0, labels, embeddings.cpu())
             anchors = sums / torch.bincount(labels, minlength=classes).clamp(min=1)[:, None]
+            if self.loss.normalize or self.encoder.head_kind == "unit":
+                anchors = nn.functional.normalize(anchors, dim=1)  # then the nearest is the one of the largest cosine
         return make(anchors=anchors)
