@@ -195,7 +195,10 @@ def test_a_failing_job_does_not_end_the_sweep(tiny: list[str], tmp_path: Path) -
     [
         (["train", "loss=cam,arcfase", "-m"], "supcon, triplet, found 'arcfase'."),
         (["train", "recipe.foo=1", "-m"], "Unknown setting 'recipe.foo'; recipe has name, epochs, batch_size"),
-        (["train", "loss=arcfase"], "loss must be one of arcface, cam, center, contrastive, cosface, cross_entropy"),
+        (
+            ["train", "loss=arcfase"],
+            "loss must be one of arcface, cam, center, contrastive, contrastive_normalized, cosface, cross_entropy",
+        ),
         (["train", "epochs=3"], "kedge: Unknown setting 'epochs'. Did you mean recipe.epochs=3?\n"),
         (["train", "--epochs", "3"], "kedge: Unknown setting '--epochs'. Did you mean recipe.epochs=3?\n"),
         (["train", "--epochs=3", "seed=1"], "Unknown setting '--epochs'. Did you mean recipe.epochs=3?"),

@@ -22,7 +22,7 @@ GROUPS = {
 }
 NEEDED = {
     "arrays": ["dataset.path=x.npz"],
-    "folder": ["dataset.path=photos"],
+    **{key: ["dataset.path=photos"] for key in ("cars196", "cub200", "folder", "inshop", "online_products")},
     "stored": ["dataset.path=kept.npy"],
     "timm": ["encoder.name=timm:test_resnet.r160_in1k"],
     "swin_t": ["encoder.weights=null"],  # the weights cannot be downloaded in a test
@@ -138,8 +138,9 @@ def test_losses_adapt_the_recipe() -> None:
     assert adapted("kedge", "cam") == ("sgd", 0.3, 1, 0, 0.5)
     assert adapted("kedge", "arcface") == adapted("kedge-long", "cosface") == ("adam", 1e-3, 1, 0, 0.5)
     assert adapted("kedge", "triplet") == adapted("kedge-long", "contrastive") == ("adam", 1e-3, 1, 8, 0)
-    assert adapted("kedge", "proxy_anchor") == ("adam", 1e-3, 10, 8, 0)
+    assert adapted("kedge", "proxy_anchor") == ("adamw", 1e-3, 10, 8, 0)
+    assert adapted("kedge", "supcon") == ("sgd", 0.5, 1, 0, 0)
     assert adapted("head", "cam") == ("adamw", 5e-3, 1, 0, 0)
     assert adapted("head", "supcon") == adapted("paper", "supcon") == ("adam", 1e-3, 1, 0, 0)
-    assert adapted("paper", "proxy_anchor") == ("adam", 1e-3, 10, 0, 0)
+    assert adapted("paper", "proxy_anchor") == ("adamw", 1e-3, 10, 0, 0)
     assert compose(["loss=triplet", "recipe.optimizer.lr=7"]).recipe.optimizer.lr == 7

@@ -76,10 +76,13 @@ def test_scores_of_unseen_classes_are_there_where_they_were_measured(tmp_path: P
     assert "not trained on" not in printed(CAM)
     spaces = {"embedding": {"R@1": 0.1234, "MAP@R": 0.2345}, "features": {"R@1": 0.3456, "MAP@R": 0.4567}}
     report = replace(CAM, unseen={"classes": 7, "queries": 1200, **spaces})
+    report = replace(report, open_set={"svhn": {"images": 26032, "AUROC": 0.9123, "FPR@95": 0.3211, "OSCR": 0.8012}})
+    assert "open_set" not in CAM.to_json()
     report.save(tmp_path / "metrics.json")
     assert Report.load(tmp_path / "metrics.json") == report
     text = printed(report)
     assert "1,200 images of 7 classes" in text
+    assert all(cell in text for cell in ("svhn", "26,032", "0.9123", "0.3211", "0.8012"))
     assert all(f"{value:.4f}" in text for scores in spaces.values() for value in scores.values())
 
 

@@ -320,3 +320,38 @@ def test_the_library_is_imported_only_when_asked_for(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "pytorch_metric_learning.losses", None)
     with pytest.raises(ConfigError, match=r"pip install 'kedge\[league\]'"):
         ours("TripletMarginLoss")
+
+
+def test_the_published_contrastive_loss_equals_a_double_loop() -> None:
+    settings = compose(["loss=contrastive_normalized", "loss.arguments.pos_margin=0.2"]).loss
+    loss = build_loss(settings, num_classes=CLASSES, dim=DIM)
+    embeddings, labels = batch()
+    unit = torch.nn.functional.normalize(embeddings, dim=1)
+    positive, negative = [], []
+    for first in range(len(labels)):
+        for second in range(len(labels)):
+            distance = (unit[first] - unit[second]).norm()
+            if first != second and labels[first] == labels[second]:
+                positive.append((distance - 0.2).clamp(min=0))
+            elif labels[first] != labels[second]:
+                negative.append((1.0 - distance).clamp(min=0))
+    expected = sum(torch.stack([term for term in terms if term > 0]).mean() for terms in (positive, negative))
+    torch.testing.assert_close(loss(embeddings, labels), expected)
+    assert loss.name == "contrastive_normalized"
+
+
+def test_a_projection_is_trained_and_dropped(tiny: list[str], tmp_path: Path) -> None:
+    loss = ours("SupConLoss", projection=3)
+    embeddings, labels = batch()
+    theirs = losses.SupConLoss()(loss.projection(embeddings), labels)
+    torch.testing.assert_close(loss(embeddings, labels), theirs)
+    assert [tuple(value.shape) for value in loss.parameters()] == [(DIM, DIM), (DIM,), (3, DIM), (3,)]
+    assert tuple(ours("ProxyAnchorLoss", projection=3).loss.proxies.shape) == (CLASSES, 3)
+    with pytest.raises(ConfigError, match="projection must be a whole number of at least 1, or null, found 0"):
+        ours("SupConLoss", projection=0)
+    model = train(overrides=[*tiny, "loss=supcon", "recipe.epochs=1"], folder=tmp_path)
+    assert model.normalize
+    assert model.encoder.head_kind == "none"
+    kept = torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
+    assert any(name.startswith("loss.projection") for name in kept)
+    assert not any("projection" in name for name in model.encoder.state_dict())

@@ -6,7 +6,7 @@ import torch
 from pytorch_metric_learning.distances import LpDistance
 from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 from pytorch_metric_learning.utils.inference import CustomKNN
-from sklearn.metrics import accuracy_score
+from sklearn.metrics import accuracy_score, normalized_mutual_info_score
 from sklearn.neighbors import KNeighborsClassifier
 
 from kedge.errors import ConfigError, DataError
@@ -16,7 +16,9 @@ from kedge.metrics import (
     map_at_r,
     mean_average_precision,
     nearest,
+    normalized_mutual_information,
     precision_at_k,
+    r_precision,
     rank_relevant,
     recall_at_k,
 )
@@ -63,7 +65,7 @@ def test_recall_and_map_at_r_equal_pytorch_metric_learning(
     known = query_labels < 6  # that library scores a query without relevant items as zero
     queries, query_labels = queries[known], query_labels[known]
     calculator = AccuracyCalculator(
-        include=("precision_at_1", "mean_average_precision_at_r"),
+        include=("precision_at_1", "mean_average_precision_at_r", "r_precision"),
         k=499 if among_themselves else 500,
         device=torch.device("cpu"),
         knn_func=CustomKNN(LpDistance(normalize_embeddings=False)),
@@ -77,6 +79,7 @@ def test_recall_and_map_at_r_equal_pytorch_metric_learning(
         asked, own = (queries, query_labels, gallery, labels), None
     assert recall_at_k(*asked, self_index=own) == pytest.approx(expected["precision_at_1"])
     assert map_at_r(*asked, self_index=own) == pytest.approx(expected["mean_average_precision_at_r"])
+    assert r_precision(*asked, self_index=own) == pytest.approx(expected["r_precision"])
     assert 0.05 < expected["mean_average_precision_at_r"] < 0.95
 
 
@@ -84,15 +87,41 @@ def test_recall_and_map_at_r_with_ties_go_by_gallery_order() -> None:
     rng = np.random.default_rng(1)
     queries, gallery = rng.integers(-1, 2, (30, 3)), rng.integers(-1, 2, (60, 3))
     query_labels, labels = rng.integers(0, 5, 30), rng.integers(0, 4, 60)
-    hit, scores = [], []
+    hit, scores, precisions = [], [], []
     for query, label in zip(queries, query_labels, strict=True):
         right = labels[((gallery - query) ** 2).sum(1).argsort(kind="stable")] == label
         if count := right.sum():
             hit.append(right[:3].any())
+            precisions.append(right[:count].mean())
             scores.append(sum(right[: k + 1].mean() for k in range(count) if right[k]) / count)
     assert len(scores) < 30
     assert recall_at_k(queries, query_labels, gallery, labels, k=3) == pytest.approx(np.mean(hit))
     assert map_at_r(queries, query_labels, gallery, labels) == pytest.approx(np.mean(scores))
+    assert r_precision(queries, query_labels, gallery, labels) == pytest.approx(np.mean(precisions))
+
+
+def test_recall_at_every_k_of_a_gallery_among_itself() -> None:
+    """By a full sort of every row, with ties."""
+    rng = np.random.default_rng(2)
+    points, labels = rng.integers(-2, 3, (80, 3)), rng.integers(0, 12, 80)
+    for k in (1, 2, 4, 8):
+        found = []
+        for row in range(80):
+            order = ((points - points[row]) ** 2).sum(1).argsort(kind="stable")
+            right = labels[order[order != row]] == labels[row]
+            found.append(right[:k].any())
+        assert recall_at_k(points, labels, points, labels, k=k, self_index=range(80)) == pytest.approx(np.mean(found))
+
+
+@pytest.mark.parametrize("classes", [1, 2, 7, 60])
+@pytest.mark.parametrize("clusters", [1, 3, 60])
+def test_nmi_equals_scikit_learn(classes: int, clusters: int) -> None:
+    rng = np.random.default_rng(classes * 100 + clusters)
+    labels, found = 5 * rng.integers(0, classes, 60), rng.integers(0, clusters, 60) - 3
+    assert normalized_mutual_information(labels, found) == pytest.approx(normalized_mutual_info_score(labels, found))
+    assert normalized_mutual_information(labels, labels) == pytest.approx(1)
+    with pytest.raises(DataError, match="empty"):
+        normalized_mutual_information([], [])
 
 
 def test_accuracy_equals_scikit_learn() -> None:

@@ -33,6 +33,7 @@ PARTS = {
     "embeddings2d": SELECTION,
     "qualitative": SELECTION,
     "league": replace(SELECTION, losses=("cam", "cross_entropy", "contrastive", "triplet", "proxy_anchor")),
+    "unseen": replace(SELECTION, losses=("cam", "supcon"), settings=(*SMALL, "split.unseen=0.5")),
 }
 
 
@@ -110,16 +111,16 @@ def test_experiments_share_runs() -> None:
 
 def test_the_last_row_of_the_ablation_is_the_loss_as_it_is() -> None:
     ablation, table2 = keys(["ablation", "table2"])
-    assert len(ablation) == 8
+    assert len(ablation) == 8 * 2
     assert table2 < ablation
 
 
 def test_the_paper_in_full() -> None:
     counts = {name: len(experiment.jobs(Selection(seeds=(0,)))) for name, experiment in EXPERIMENTS.items()}
     assert counts["table1"] == 4 * 4 * 3
-    assert counts["ablation"] == 8
+    assert counts["ablation"] == 8 * 2
     assert counts["dimensions"] == 7 * 3
-    assert counts["league"] == 10
+    assert counts["league"] == 11
 
 
 @pytest.mark.parametrize("recipe", ["paper", "kedge"])

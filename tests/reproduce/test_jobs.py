@@ -57,7 +57,8 @@ def test_the_configuration_is_composed_once_for_all_seeds_and_datasets(monkeypat
 
 
 def test_the_seed_of_the_job_wins() -> None:
-    assert replace(JOB, seed=3, settings=("seed=7",)).full_config().seed == 3
+    config = replace(JOB, seed=3, settings=("seed=7",)).full_config()
+    assert config.seed == config.split.seed == 3
 
 
 def test_unknown_names_are_refused_before_a_run() -> None:

@@ -163,8 +163,8 @@ def test_a_plan_starts_nothing(tmp_path: Path) -> None:
     words = command(tmp_path / "out", "ablation", "recipe.epochs=3", *SMALL, "--seeds", "0", "--plan")
     done = CliRunner().invoke(app, words[3:], env={"COLUMNS": "200"}, catch_exceptions=False)
     assert done.exit_code == 0
-    assert done.stdout.count("to do") == 9
-    assert "8 runs to do, about" in done.stdout
+    assert done.stdout.count("to do") == 17
+    assert "16 runs to do, about" in done.stdout
     assert not (tmp_path / "out").exists()
 
 
@@ -173,5 +173,5 @@ def test_the_list() -> None:
     names = [line.split()[0] for line in done.stdout.splitlines()]
     assert names == [
         *("table1", "table2", "ablation", "classification", "dimensions", "convergence", "fewshot", "embeddings2d"),
-        *("qualitative", "league"),
+        *("qualitative", "league", "unseen"),
     ]

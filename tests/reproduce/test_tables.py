@@ -82,11 +82,10 @@ def test_legend_and_notes_stand_below() -> None:
     below = TABLE.markdown().split("|\n\n")[1]
     assert below == (
         "- Mean ± standard deviation (seeds). Bold: the best of a column among rows that differ in loss only. "
-        "↑ above, = within, ↓ below the paper's mean ± two of its standard deviations.\n"
+        "↑ above, = within, ↓ below the paper's mean ± two standard deviations, ours and the paper's combined.\n"
         "- Seeds 0 and 1.\n"
     )
     ablated = Table("t", "T", ("row",), (Column("mAP"),), {("a",): (Cell((0.9,), PaperValue(0.967)),)})
-    assert "where it prints none: its number as printed" in ablated.markdown()
     assert "Bold" not in ablated.markdown()
     assert table_of(None, None).markdown().endswith("| not run |\n"), "a legend of what does not occur"
 
@@ -390,6 +389,23 @@ def test_verdict_is_exact_at_its_bounds(ours: int, theirs: int, spread: int | No
     cell = Cell((ours / 1000,), PaperValue(theirs / 1000, None if spread is None else spread / 1000))
     bound = 2 * (spread or 0)
     assert cell.verdict == ("above" if ours > theirs + bound else "below" if ours < theirs - bound else "within")
+
+
+def test_both_deviations_count() -> None:
+    ours = (0.60, 0.62)  # .61 ± .0141
+    assert Cell(ours, PaperValue(0.638)).verdict == "within"
+    assert Cell(ours, PaperValue(0.639)).verdict == "below"
+    assert Cell(ours, PaperValue(0.650, 0.015)).verdict == "within"
+    assert Cell(ours, PaperValue(0.652, 0.015)).verdict == "below"
+
+
+def test_milliseconds_of_another_machine_have_no_verdict() -> None:
+    cell = Cell((9.0,), PaperValue(6.4, 0.4, 1))
+    assert Column("time", "ms").verdict(cell) is None
+    assert Column("times faster", "times").verdict(cell) == "above"
+    assert parsed(Table("t", "T", ("row",), (Column("time", "ms"),), {("a",): (cell,)}).markdown())[1] == [
+        *("a", "9.00 (1)", "6.4 ± 0.4")
+    ]
 
 
 def test_no_verdict_without_both_sides() -> None:

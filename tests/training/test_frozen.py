@@ -191,13 +191,24 @@ def test_classes_kept_out_are_searched_among_themselves(photos: Path, tmp_path: 
     vectors = model.vectors(files)
     spaces = {"embedding": vectors.embeddings, "features": torch.nn.functional.normalize(vectors.features, dim=1)}
     for name, space in spaces.items():
-        first, at_r = [], []
+        first, at_r, precision = [], [], []
         for row in range(40):
             order = (space.double() - space[row].double()).norm(dim=1).argsort(stable=True).numpy()
             right = labels[order[order != row]] == labels[row]
             first.append(right[0])
             at_r.append(sum(right[: k + 1].mean() for k in range(19) if right[k]) / 19)
-        assert unseen[name] == pytest.approx({"R@1": np.mean(first), "MAP@R": np.mean(at_r)}, abs=5e-3)
+            precision.append(right[:19].mean())
+        expected = {"R@1": np.mean(first), "MAP@R": np.mean(at_r), "R-precision": np.mean(precision)}
+        assert {score: unseen[name][score] for score in expected} == pytest.approx(expected, abs=5e-3)
+        assert unseen[name].keys() == {"R@1", "R@2", "R@4", "R@8", "R-precision", "MAP@R", "NMI"}
+        assert unseen[name]["R@1"] <= unseen[name]["R@2"] <= unseen[name]["R@8"] <= 1
+    strangers = report.open_set["unseen classes"]
+    assert strangers["images"] == 40
+    assert strangers["OSCR"] <= min(strangers["AUROC"], report.accuracy)
+    other = evaluate(model, dataset, unknown=dataset_of(run, ["dataset=sample"]))
+    assert other.open_set.keys() == {"unseen classes", "sample"}
+    assert other.open_set["unseen classes"] == strangers
+    assert other.open_set["sample"]["AUROC"] > 0.9, "clothes are not colours"
 
 
 def test_leaving_classes_out() -> None:

@@ -316,6 +316,7 @@ SCHEDULES = {
     "one cycle": [
         *("loss=cam", "recipe.ema=0.2", "recipe.sam.radius=0.05"),
         *("split.validate_every=2", "recipe.flip_tta=true"),
+        *("recipe.per_class=2", "recipe.views=2", "recipe.optimizer.clip=1"),
     ],
     "plateau": ["recipe=paper", "loss=cross_entropy", "recipe.schedule.patience=0", "recipe.schedule.factor=0.3"],
 }

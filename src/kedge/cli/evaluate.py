@@ -40,6 +40,10 @@ def evaluate(
         bool,
         typer.Option("--held-out", help="Use the run's held-out images as queries instead of the test images."),
     ] = False,
+    unknown: Annotated[
+        str | None,
+        typer.Option(metavar="DATASET", help="Of a run: how well this dataset's test images are told to be unknown."),
+    ] = None,
     trust: Annotated[
         bool,
         typer.Option("--trust", help="Load the run's dataset even if it is not one of Kedge's own classes."),
@@ -53,6 +57,8 @@ def evaluate(
 
     kedge evaluate RUN --against queries/       other images than the test images
 
+    kedge evaluate RUN --unknown svhn           are these told to be unknown? A dataset, or an .npz file
+
     torchrun --nproc-per-node 2 -m kedge evaluate RUN       the same in several processes
     """
     from kedge.distributed import exit_together, is_rank_zero, raise_on_rank_zero
@@ -63,24 +69,37 @@ def evaluate(
         if against is not None and held_out:
             raise ConfigError("--against and --held-out both choose the queries: pass only one of them.")
         if is_url(str(path)) or Path(path, "gallery.json").is_file():
-            if overrides or held_out or trust:
-                raise ConfigError(f"{path} is a gallery: overrides, --held-out and --trust are for runs only.")
+            if overrides or held_out or unknown or trust:
+                raise ConfigError(
+                    f"{path} is a gallery: overrides, --held-out, --unknown and --trust are for runs only."
+                )
             if is_url(str(path)) and out is None:
                 raise ConfigError(f"{path} is not a local folder: pass --out FILE to say where metrics.json goes.")
             report = kedge.evaluate(kedge.Gallery.open(path), against=against, limit=limit)
         else:
-            report = _evaluate_run(Path(path), overrides or [], against, limit, held_out=held_out, trust=trust)
+            if unknown and against is not None:
+                raise ConfigError("--unknown is told from the test images: leave out --against.")
+            report = _evaluate_run(
+                Path(path), overrides or [], against, limit, held_out=held_out, unknown=unknown, trust=trust
+            )
     if is_rank_zero():
         _show(report, out or Path(path, name))
     exit_together()
 
 
 def _evaluate_run(
-    run: Path, overrides: list[str], against: Path | None, limit: int | None, *, held_out: bool, trust: bool
+    run: Path,
+    overrides: list[str],
+    against: Path | None,
+    limit: int | None,
+    *,
+    held_out: bool,
+    unknown: str | None,
+    trust: bool,
 ) -> kedge.Report:
     import torch
 
-    from kedge.config.compose import dataset_of, held_out_of
+    from kedge.config.compose import build_dataset, compose, dataset_of, held_out_of, quoted
     from kedge.distributed import init_process_group, rank_zero_first
 
     if held_out and overrides:
@@ -89,7 +108,11 @@ def _evaluate_run(
     model = kedge.Model.load(run, lazy=True)
     with rank_zero_first():
         dataset = held_out_of(run, trust=trust) if held_out else dataset_of(run, overrides, trust=trust)
-    return kedge.evaluate(model, dataset, against=against, limit=limit)
+        others = None
+        if unknown is not None:
+            source = ["dataset=arrays", f"dataset.path={quoted(Path(unknown))}"]
+            others = build_dataset(compose(source if unknown.endswith(".npz") else [f"dataset={unknown}"]).dataset)
+    return kedge.evaluate(model, dataset, against=against, limit=limit, unknown=others)
 
 
 def _show(report: BaseReport, path: Path) -> None:

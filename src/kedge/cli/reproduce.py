@@ -37,7 +37,7 @@ def reproduce(
     at: Annotated[str | None, typer.Option(metavar="NUMBER,…", help="Only these dimensions or shots.")] = None,
     data: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=FILE", help="A dataset's images as an .npz file, instead of a download."),
+        typer.Option(metavar="NAME=PATH", help="A dataset's images as an .npz file or its folder; no download."),
     ] = None,
     configs: Annotated[
         Path | None, typer.Option(help="A folder with your own configurations, such as loss/mine.yaml.")

@@ -12,7 +12,10 @@ from kedge.errors import ConfigError
 
 __all__ = ["OWN", "check_config"]
 
-_DATASETS = ["arrays", "cifar100", "folder", "food101", "huggingface", "sample", "stored", "svhn", "tiny_imagenet"]
+_DATASETS = [
+    *("arrays", "cars196", "cifar100", "cub200", "folder", "food101", "huggingface", "inshop", "online_products"),
+    *("sample", "stored", "svhn", "tiny_imagenet"),
+]
 _LOSSES = ["CAMLoss", "CenterLoss", "ContrastiveLoss", "CrossEntropyLoss", "MetricLearningLoss"]
 
 OWN = {

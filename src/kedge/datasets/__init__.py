@@ -1,4 +1,4 @@
-"""The paper's four datasets, a bundled sample, and one's own in folders, arrays, PyTorch or Hugging Face."""
+"""Benchmarks of the paper and of unseen classes, a sample, and one's own: folders, arrays, PyTorch, Hugging Face."""
 
 from __future__ import annotations
 
@@ -12,20 +12,25 @@ from kedge.datasets.external import as_dataset, huggingface, is_external
 from kedge.datasets.folder import folder
 from kedge.datasets.npz import arrays
 from kedge.datasets.splits import few_shot, hold_out, leave_classes_out, shot_counts, train_val_split
+from kedge.datasets.unseen import cars196, cub200, inshop, online_products
 
 __all__ = [
     "Dataset",
     "ImageSplit",
     "arrays",
     "as_dataset",
+    "cars196",
     "cifar100",
+    "cub200",
     "few_shot",
     "folder",
     "food101",
     "hold_out",
     "huggingface",
+    "inshop",
     "is_external",
     "leave_classes_out",
+    "online_products",
     "sample",
     "shot_counts",
     "stored",

@@ -187,7 +187,7 @@ class Dataset:
 
     def _hash(self, *, pixels: bool) -> str:
         digest = hashlib.sha256()
-        for split in (self.train, self.test):
+        for split in (self.train, self.test, *self.unseen):
             digest.update(repr((len(split), split.size)).encode())
             digest.update(split.labels.astype("<i8").tobytes())
             if split.files is not None and not pixels:

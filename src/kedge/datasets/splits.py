@@ -10,7 +10,7 @@ import numpy as np
 from kedge.datasets.base import Dataset, ImageSplit
 from kedge.errors import ConfigError
 
-__all__ = ["few_shot", "hold_out", "leave_classes_out", "shot_counts", "train_val_split"]
+__all__ = ["few_shot", "hold_out", "keep_classes", "leave_classes_out", "shot_counts", "train_val_split"]
 
 _MIN_IMAGES = 5
 """Of a class with fewer, none is held out to choose by: training would lose more than is learned from it."""
@@ -59,13 +59,17 @@ def leave_classes_out(dataset: Dataset, share: float, seed: int = 0) -> Dataset:
     if count < 3:
         raise ConfigError(f"split.unseen is {share:g} but {dataset.name} has {count} classes: at least 3 are needed.")
     unseen = np.random.default_rng(seed).permutation(count)[: min(count - 2, max(1, round(share * count)))]
-    kept = np.setdiff1d(np.arange(count), unseen)
+    return keep_classes(dataset, np.setdiff1d(np.arange(count), unseen))
+
+
+def keep_classes(dataset: Dataset, kept: np.ndarray) -> Dataset:
+    """The dataset with these classes, by their sorted numbers; images of the others are `Dataset.unseen`."""
 
     def seen(split: ImageSplit) -> ImageSplit:
         split = split.subset(np.flatnonzero(np.isin(split.labels, kept)))
         return replace(split, labels=np.searchsorted(kept, split.labels))
 
-    others = (split.subset(np.flatnonzero(np.isin(split.labels, unseen))) for split in (dataset.train, dataset.test))
+    others = (split.subset(np.flatnonzero(~np.isin(split.labels, kept))) for split in (dataset.train, dataset.test))
     return replace(
         dataset,
         classes=tuple(dataset.classes[label] for label in kept),

@@ -20,11 +20,21 @@ from kedge.errors import ConfigError, DataError
 from kedge.evaluation.classes import ClassScores, score_classes
 from kedge.evaluation.queries import FolderQueries, spread
 from kedge.evaluation.report import METRICS, Report
-from kedge.metrics import Ranking, accuracy, rank_relevant
+from kedge.gallery.distances import k_means, nearest_centre
+from kedge.metrics import (
+    Ranking,
+    accuracy,
+    auroc,
+    fpr_at_tpr,
+    normalized_mutual_information,
+    oscr,
+    rank_relevant,
+)
 from kedge.metrics.distances import DEFAULT_MEMORY
 from kedge.metrics.inputs import Array
 from kedge.metrics.ranking import Rest
 from kedge.model import Model
+from kedge.model.calibration import familiarity_with
 from kedge.model.features import split_embeddings, split_features
 from kedge.model.io import kedge_version
 
@@ -34,6 +44,10 @@ if TYPE_CHECKING:
 
 _BATCH = {"cpu": 256, "cuda": 2048}
 """Images embedded at a time."""
+RECALLS = (1, 2, 4, 8)
+"""The k of R@k, as the field reports them."""
+_ROUNDS = 20
+"""Of k-means."""
 ROUTE_CHUNK = 16_384
 """Class scores are made for so many embeddings at a time: they need embeddings × classes numbers."""
 
@@ -131,6 +145,7 @@ def evaluate(
     against: str | Path | None = None,
     batch_size: int | None = None,
     limit: int | None = None,
+    unknown: Dataset | None = None,
 ) -> Report: ...
 
 
@@ -147,6 +162,7 @@ def evaluate(
     against: str | Path | None = None,
     batch_size: int | None = None,
     limit: int | None = None,
+    unknown: Dataset | None = None,
 ) -> Report | GalleryReport:
     """Embed the training set as gallery and the test set as queries, and score the model on its device.
 
@@ -155,7 +171,8 @@ def evaluate(
     folder of class folders, its images are the queries instead of the test set.
     ``batch_size`` depends on the device if None. ``limit`` takes that many queries, spread evenly over the test set;
     the gallery stays whole. In a process group of torch.distributed all ranks must call this: each embeds and ranks a
-    shard, and all return the same report.
+    shard, and all return the same report. The test images of another dataset, ``unknown``, and those of classes that
+    were kept out of training tell how well unknown images are told from known ones (``Report.open_set``).
 
     A ``Gallery`` in the place of the model is evaluated without a dataset, by ``evaluate_gallery``.
     """
@@ -178,7 +195,7 @@ def evaluate(
             "the same in the same order; evaluate on the classes it was trained on."
         )
     if against is None and len(dataset.test) == 0:
-        raise DataError(f"{dataset.name} has no test images to use as queries; hold some out.")
+        raise DataError(f"{dataset.name} has no test images to use as queries; use the held-out ones (--held-out).")
     if batch_size is None:
         batch_size = _BATCH.get(model.device.type, _BATCH["cpu"])
     started = time.perf_counter()
@@ -227,7 +244,11 @@ def evaluate(
         },
     )
     if dataset.unseen and against is None:
-        report = replace(report, unseen=_score_unseen(model, dataset.unseen, batch_size))
+        report = replace(report, unseen=evaluate_unseen(model, dataset, batch_size))
+    strangers = {"unseen classes": dataset.unseen} if dataset.unseen else {}
+    strangers |= {unknown.name: (unknown.test,)} if unknown is not None else {}
+    if strangers and against is None and model.anchors is not None:
+        report = replace(report, open_set=_score_open_set(model, dataset, test, strangers, batch_size))
     ended = time.perf_counter()
     seconds = {"embedding": round(embedded - started, 2), "ranking": round(ended - embedded, 2)}
     return replace(report, meta={**report.meta, "seconds": broadcast_object(seconds)})
@@ -244,21 +265,63 @@ def _embed(model: Model, images: ImageSplit, batch_size: int, title: str) -> tup
     return (all_gather_rows(embeddings), all_gather_rows(routes)) if sharded else (embeddings, routes)
 
 
-def _score_unseen(model: Model, splits: Sequence[ImageSplit], batch_size: int) -> dict[str, Any]:
-    """Images of classes that were kept out of training, each searched among the others."""
+def evaluate_unseen(model: Model, dataset: Dataset, batch_size: int | None = None) -> dict[str, Any]:
+    """Images of classes that were kept out of training, each searched among the others: ``Report.unseen``."""
+    splits = dataset.unseen
+    if not splits:
+        raise DataError(f"All classes of {dataset.name} were trained on; keep some out with split.unseen=0.5.")
+    if batch_size is None:
+        batch_size = _BATCH.get(model.device.type, _BATCH["cpu"])
     features = torch.cat([split_features(model, split, batch_size=batch_size, title="unseen") for split in splits])
     labels = np.concatenate([split.labels for split in splits])
     embeddings = torch.cat([model.embed_features(part).float() for part in torch.split(features, ROUTE_CHUNK)])
     scores: dict[str, Any] = {"classes": len(np.unique(labels)), "queries": len(labels)}
     for name, vectors in {"embedding": embeddings, "features": normalize(features, dim=1)}.items():
-        ranking = rank_relevant(vectors, labels, vectors, labels, ks=(1,), self_index=range(len(labels)))
-        scores[name] = ranking.retrieval()
+        ranking = rank_relevant(vectors, labels, vectors, labels, ks=RECALLS, self_index=range(len(labels)))
+        scores[name] = {**ranking.retrieval(), "NMI": _nmi(vectors, labels)}
     return scores
+
+
+def _score_open_set(
+    model: Model, dataset: Dataset, test: ImageSplit, strangers: Mapping[str, Sequence[ImageSplit]], batch_size: int
+) -> dict[str, Any]:
+    """How well familiarity, by which searches say *unknown*, tells the test images from those of other classes."""
+
+    def features_of(split: ImageSplit, title: str) -> Tensor:
+        return split_features(model, split, batch_size=batch_size, title=title).to(model.device)
+
+    gallery = features_of(dataset.train, "gallery")
+    labels = torch.from_numpy(dataset.train.labels).to(model.device)
+
+    def familiarity(features: Tensor) -> tuple[np.ndarray, Tensor]:
+        embeddings = torch.cat([model.embed_features(part).float() for part in torch.split(features, ROUTE_CHUNK)])
+        assert model.anchors is not None
+        return familiarity_with(gallery, labels, features, embeddings, model.anchors), route(model, embeddings)
+
+    known, routes = familiarity(features_of(test, "queries"))
+    is_correct = routes.cpu().numpy() == test.labels
+    scores = {}
+    for name, splits in strangers.items():
+        unknown, _ = familiarity(torch.cat([features_of(split, name) for split in splits]))
+        scores[name] = {
+            "images": len(unknown),
+            "AUROC": auroc(known, unknown),
+            "FPR@95": fpr_at_tpr(known, unknown),
+            "OSCR": oscr(known, is_correct, unknown),
+        }
+    return scores
+
+
+def _nmi(vectors: Tensor, labels: np.ndarray) -> float:
+    """NMI of the labels and as many k-means clusters as there are classes."""
+    rows = vectors.cpu().numpy()
+    centres = k_means(rows, len(np.unique(labels)), rounds=_ROUNDS)
+    return normalized_mutual_information(labels, nearest_centre(rows, centres))
 
 
 def _all_gather(ranking: Ranking) -> Ranking:
     """The scores of all ranks' queries."""
     precision = {k: all_gather_rows(values) for k, values in ranking.precision.items()}
-    scores = (ranking.average_precision, ranking.average_precision_at_r, ranking.relevant)
-    average, at_r, relevant = map(all_gather_rows, scores)
-    return Ranking(average, precision, relevant, at_r)
+    scores = (ranking.average_precision, ranking.relevant, ranking.average_precision_at_r, ranking.precision_at_r)
+    average, *others = map(all_gather_rows, scores)
+    return Ranking(average, precision, *others)

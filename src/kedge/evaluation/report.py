@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -94,21 +94,24 @@ class Report(BaseReport):
     brute_force_cosine: dict[str, float] = field(default_factory=dict)
     """By cosine instead of Euclidean distance; empty in a report of 0.1, which did not measure it."""
     unseen: dict[str, Any] = field(default_factory=dict)
-    """Of classes kept out of training, searched among themselves: R@1 and MAP@R by embedding and by raw features."""
+    """Of classes kept out of training, searched among themselves: R@k, R-precision, MAP@R and NMI by embedding and by
+    raw features."""
+    open_set: dict[str, Any] = field(default_factory=dict)
+    """How well unknown images are told from the test images, by where they come from: AUROC, FPR at 95 % TPR, OSCR."""
     classes: ClassScores | None = field(default=None, compare=False, repr=False)
     """Scores of each class and the confusion matrix; None in a report that was read from ``metrics.json``."""
 
     def to_json(self) -> dict[str, Any]:
         """The content of ``metrics.json``."""
         content = super().to_json()
-        return content if self.unseen else {name: content[name] for name in content if name != "unseen"}
+        return {name: part for name, part in content.items() if part or name not in ("unseen", "open_set")}
 
     @classmethod
     def from_json(cls, content: Any) -> Self:
         """The report with this content; DataError where it is none."""
         names = {entry.name for entry in fields(cls)} - {"classes"}
         if isinstance(content, dict):
-            content = {"brute_force_cosine": {}, "unseen": {}, **content}
+            content = {"brute_force_cosine": {}, "unseen": {}, "open_set": {}, **content}
         if not isinstance(content, dict) or content.keys() != names:
             raise DataError(f"This is not a report of kedge evaluate, whose keys are {', '.join(sorted(names))}.")
         for method in METHODS:
@@ -135,15 +138,24 @@ class Report(BaseReport):
         if in_gallery := self.meta.get("in_gallery"):
             notes.append(f"{in_gallery:,} of them are training images, which score higher than new images do")
         table = self._score_table(title, caption, *notes)
-        return Group(table, self._unseen_table()) if self.unseen else table
+        return Group(table, *self._other_tables()) if self.unseen or self.open_set else table
 
-    def _unseen_table(self) -> Table:
-        title = f"{self.unseen['queries']:,} images of {self.unseen['classes']:,} classes that were not trained on"
-        table = new_table("ranked by", "R@1", "MAP@R", title=title)
-        for name, scores in self.unseen.items():
-            if isinstance(scores, dict):
-                table.add_row(name, f"{scores['R@1']:.4f}", f"{scores['MAP@R']:.4f}")
-        return table
+    def _other_tables(self) -> Iterator[Table]:
+        if self.unseen:
+            title = f"{self.unseen['queries']:,} images of {self.unseen['classes']:,} classes that were not trained on"
+            spaces = {name: part for name, part in self.unseen.items() if isinstance(part, dict)}
+            yield _score_rows("ranked by", spaces, title)
+        if self.open_set:
+            yield _score_rows("told from", self.open_set, "Unknown images, told from test images by their familiarity")
+
+
+def _score_rows(kind: str, rows: Mapping[str, Mapping[str, float]], title: str) -> Table:
+    """A row of scores for each name; those of the first say which."""
+    table = new_table(kind, *next(iter(rows.values())), title=title)
+    for name, scores in rows.items():
+        values = (f"{score:,}" if isinstance(score, int) else f"{score:.4f}" for score in scores.values())
+        table.add_row(escape(name), *values)
+    return table
 
 
 def left_out_note(count: int) -> list[str]:

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kedge.deps import require
 from kedge.errors import ConfigError
-from kedge.losses.base import RetrievalLoss, check_labels, in_full_precision
+from kedge.losses.base import RetrievalLoss, check_count, check_labels, in_full_precision
 
 __all__ = ["MetricLearningLoss"]
 
@@ -31,6 +31,8 @@ class MetricLearningLoss(RetrievalLoss):
     `arguments` and `miner_arguments` go to their constructors; the number of classes and the size of embeddings go
     to those that cannot do without. `name` is what models and tables call it: by default, the name of its class.
     It knows no classes (`predict`), even where the library keeps a proxy for each: all are chosen by their neighbours.
+    With `projection`, the loss sees embeddings through two layers of its own of that output size, which no model keeps,
+    as in SupCon; the model's embeddings are then divided by their length.
 
     Computed in at least float32, whatever the autocast dtype. Its parameters are trained, saved and resumed; what the
     library keeps elsewhere (the histogram of DynamicSoftMarginLoss) starts anew in a resumed run.
@@ -42,7 +44,7 @@ class MetricLearningLoss(RetrievalLoss):
 
     # On the sphere what looks at directions only, as the library's losses do by default. Not on the bounded head, which
     # starts at zero: that is no direction.
-    heads = ("unit", "linear", "none")
+    heads: tuple[str, ...] = ("unit", "linear", "none")
     probe: ClassVar[dict[str, int] | None] = {"num_classes": 3, "dim": 4}
 
     def __init__(
@@ -54,16 +56,25 @@ class MetricLearningLoss(RetrievalLoss):
         miner: str | None = None,
         miner_arguments: Mapping[str, Any] | None = None,
         name: str | None = None,
+        projection: int | None = None,
     ) -> None:
         super().__init__()
         if miner is None and miner_arguments:
             raise ConfigError(f"miner_arguments={dict(miner_arguments)} without a miner: name one, or leave them out.")
+        self.projection: nn.Module = nn.Identity()
+        if projection is not None:
+            check_count("projection", projection, otherwise="null")
+            self.projection = nn.Sequential(nn.Linear(dim, dim), nn.ReLU(inplace=True), nn.Linear(dim, projection))
+            self.normalize = True
+            dim = projection
         sizes = {"num_classes": num_classes, "embedding_size": dim, "descriptors_dim": dim}
         self.num_classes = num_classes
         self.loss = _built("losses", loss, arguments or {}, sizes)
         normalizes = getattr(getattr(self.loss, "distance", None), "normalize_embeddings", True)
         if loss in _LENGTH_MATTERS or not normalizes:
             self.heads = ("linear", "none", "unit")
+        if projection is not None:
+            self.heads = ("none", "linear")
         self.miner = None if miner is None else _built("miners", miner, miner_arguments or {}, {})
         self.name = loss if name is None else name
         # The library's own reducer, but asked here: between the single losses and it, images are mixed.
@@ -73,7 +84,7 @@ class MetricLearningLoss(RetrievalLoss):
     def components(self, embeddings: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """`loss`, the only part."""
         with torch.autocast(embeddings.device.type, enabled=False):
-            embeddings = in_full_precision(embeddings)
+            embeddings = self.projection(in_full_precision(embeddings))
             return self._reduced(self._single_losses(embeddings, labels), embeddings, labels)
 
     def mixed_components(
@@ -83,7 +94,7 @@ class MetricLearningLoss(RetrievalLoss):
         if not self._takes_images_one_by_one:
             return super().mixed_components(embeddings, labels, others, weights)
         with torch.autocast(embeddings.device.type, enabled=False):
-            embeddings = in_full_precision(embeddings)
+            embeddings = self.projection(in_full_precision(embeddings))
             parts, other_parts = (self._single_losses(embeddings, classes) for classes in (labels, others))
             # Of those images that the library leaves out, the loss is zero.
             own, other = (

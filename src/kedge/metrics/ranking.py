@@ -29,6 +29,8 @@ class Ranking:
     relevant: Tensor
     average_precision_at_r: Tensor
     """AP of the first R items, where R is the number of relevant ones."""
+    precision_at_r: Tensor
+    """The share of relevant items among the first R."""
 
     @property
     def left_out(self) -> int:
@@ -40,9 +42,9 @@ class Ranking:
         return self._means({"mAP": self.average_precision, **{f"P@{k}": part for k, part in self.precision.items()}})
 
     def retrieval(self) -> dict[str, float]:
-        """``{"R@k": …, "MAP@R": …}`` over the same queries; R@k: those with a relevant item among the first k."""
+        """``{"R@k": …, "R-precision": …, "MAP@R": …}`` over these; R@k: those with a relevant item in the first k."""
         recall = {f"R@{k}": (precision > 0).double() for k, precision in self.precision.items()}
-        return self._means({**recall, "MAP@R": self.average_precision_at_r})
+        return self._means({**recall, "R-precision": self.precision_at_r, "MAP@R": self.average_precision_at_r})
 
     def _means(self, scores: dict[str, Tensor]) -> dict[str, float]:
         judged = self.relevant > 0
@@ -98,7 +100,7 @@ def rank_relevant(
         )
 
     average_precision = torch.zeros(len(queries), dtype=torch.float64, device=device)
-    at_r = torch.zeros_like(average_precision)
+    at_r, precision_at_r = torch.zeros_like(average_precision), torch.zeros_like(average_precision)
     precision = {k: torch.zeros_like(average_precision) for k in depths}
     relevant = torch.zeros(len(queries), dtype=torch.int64, device=device)
     # The work space of count_ranks (by sorting, a row for each thread), and the masks of lists.
@@ -118,9 +120,10 @@ def rank_relevant(
             ranks = _ranks_with_lists(distances, items, valid, lists[0][block, None] == lists[1], rest)
         relevant[block] = valid.sum(1)
         average_precision[block], at_r[block] = _average_precision(ranks, relevant[block])
+        precision_at_r[block] = (ranks <= relevant[block, None]).sum(1) / relevant[block].clamp(min=1)
         for k in depths:
             precision[k][block] = (ranks <= k).sum(1).to(torch.float64) / k
-    return Ranking(average_precision, precision, relevant, at_r)
+    return Ranking(average_precision, precision, relevant, at_r, precision_at_r)
 
 
 def nearest(queries: Array, gallery: Array, k: int, *, memory: int = DEFAULT_MEMORY) -> Tensor:

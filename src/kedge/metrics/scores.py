@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from kedge.errors import DataError
 from kedge.metrics.inputs import Array, check_integers
 from kedge.metrics.ranking import rank_relevant
@@ -74,6 +76,44 @@ def map_at_r(
     """
     ranking = rank_relevant(queries, query_labels, gallery, gallery_labels, ks=(), self_index=self_index)
     return ranking.retrieval()["MAP@R"]
+
+
+def r_precision(
+    queries: Array,
+    query_labels: Array,
+    gallery: Array,
+    gallery_labels: Array,
+    *,
+    self_index: Array | None = None,
+) -> float:
+    """The share of relevant items among the first R, where R is the number of a query's relevant items.
+
+    Over queries that have a relevant item.
+    """
+    ranking = rank_relevant(queries, query_labels, gallery, gallery_labels, ks=(), self_index=self_index)
+    return ranking.retrieval()["R-precision"]
+
+
+def normalized_mutual_information(labels: Array, clusters: Array) -> float:
+    """Mutual information of labels and clusters, divided by the mean of their entropies (NMI); 1 where both are one.
+
+    >>> normalized_mutual_information([0, 0, 1, 1], [5, 5, 7, 7]), normalized_mutual_information([0, 1], [0, 0])
+    (1.0, 0.0)
+    """
+    length = len(labels)
+    if length == 0:
+        raise DataError("labels are empty; give at least one.")
+    parts = (check_integers(name, part, length).cpu() for name, part in (("labels", labels), ("clusters", clusters)))
+    rows, columns = (torch.unique(part, return_inverse=True)[1] for part in parts)
+    width = int(columns.max()) + 1
+    pairs, counts = torch.unique(rows * width + columns, return_counts=True)
+    joint = counts.double() / length
+    own, other = (torch.bincount(part).double() / length for part in (rows, columns))
+    entropies = [-float((part * part.log()).sum()) for part in (own, other)]
+    if sum(entropies) == 0:
+        return 1.0
+    information = float((joint * (joint / (own[pairs // width] * other[pairs % width])).log()).sum())
+    return max(0.0, information / (sum(entropies) / 2))
 
 
 def knn_accuracy(

@@ -7,16 +7,21 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
 
 from kedge.errors import ConfigError
 
-__all__ = ["NEIGHBOURS", "SHARES", "Calibration", "familiarity"]
+__all__ = ["NEIGHBOURS", "SHARES", "Calibration", "familiarity", "familiarity_with"]
 
 NEIGHBOURS = 3
 """Images of a class whose looks tell whether a query is one of it."""
 SHARES = 32
 """So many nearest anchors share what is certain about a query."""
 _CERTAINTY_WEIGHT, _MIN_COSINE = 0.1, 1e-4
+_BLOCK = 1024
+"""Queries that are compared with all training images at a time."""
 
 
 def familiarity(own: np.ndarray, nearest: np.ndarray, cosines: np.ndarray) -> np.ndarray:
@@ -30,6 +35,22 @@ def familiarity(own: np.ndarray, nearest: np.ndarray, cosines: np.ndarray) -> np
     shares = np.maximum(cosines, _MIN_COSINE)
     certainty = np.log(shares.max(axis=1) / shares.sum(axis=1))
     return np.asarray((own + nearest) / 2 + _CERTAINTY_WEIGHT * certainty)
+
+
+def familiarity_with(
+    gallery: Tensor, labels: Tensor, features: Tensor, embeddings: Tensor, anchors: Tensor
+) -> np.ndarray:
+    """The `familiarity` of queries, by their features and embeddings, with the features of labelled training images."""
+    classes = torch.cdist(embeddings, anchors).argmin(dim=1)
+    queries, gallery = normalize(features, dim=1), normalize(gallery, dim=1)
+    own = torch.zeros(len(queries))
+    nearest = torch.cat([(part @ gallery.T).amax(dim=1).cpu() for part in torch.split(queries, _BLOCK)])
+    for label in set(classes.tolist()):
+        asking, images = classes == label, gallery[labels == label]
+        if count := min(NEIGHBOURS, len(images)):
+            own[asking.cpu()] = (queries[asking] @ images.T).topk(count, dim=1).values.mean(1).cpu()
+    cosines = (normalize(embeddings, dim=1) @ normalize(anchors, dim=1).T).topk(min(SHARES, len(anchors)), dim=1).values
+    return familiarity(own.numpy(), nearest.numpy(), cosines.cpu().numpy())
 
 
 @dataclass(frozen=True)

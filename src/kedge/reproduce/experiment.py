@@ -123,7 +123,8 @@ class Experiment:
             tables.append(Table(name, f"{self.title}, {recipe}", self.labels, self.columns, paper, notes))
         if self.all_methods:
             name, title = f"{self.name}-all-{selection.recipe}", f"{self.title}: all ways to search, {recipe}"
-            tables.append(Table(name, title, self.labels, ALL_COLUMNS, every, settings))
+            notes = settings if self.columns else (*self.notes, *settings)
+            tables.append(Table(name, title, self.labels, ALL_COLUMNS, every, notes))
         return tables
 
     def figures(self, results: Results, selection: Selection) -> dict[str, Figure]:

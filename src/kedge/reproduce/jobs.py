@@ -37,13 +37,13 @@ __all__ = [
     "value_at",
 ]
 
-KEY_VERSION = 4
+KEY_VERSION = 5
 """Raise it when a configuration key is added or renamed and runs stay what they were: result lines with an older
 version are then identified by the job that they describe."""
 CONFIGS = "KEDGE_CONFIGS"
 """The environment variable that names a folder with the user's own configurations: loss/mine.yaml and the like."""
 DataFiles = Mapping[str, Path]
-"""Dataset name → .npz file with its images; other datasets are loaded by name."""
+"""Dataset name → .npz file with its images, or the folder of a dataset that has one; others are loaded by name."""
 
 _FULL_SET = {"kedge": ("split.holdout=0",), "kedge-long": ("split.holdout=0",)}
 """Recipes whose schedule needs no held-out images train on all of them."""
@@ -70,7 +70,9 @@ class Job:
         """The arguments of `kedge train`."""
         path = (data_files or {}).get(self.dataset)
         dataset = [f"dataset={self.dataset}"]
-        if path is not None:
+        if path is not None and path.is_dir():
+            dataset += [f"dataset.path={quoted(path)}"]
+        elif path is not None:
             dataset = ["dataset=arrays", f"dataset.path={quoted(path)}"]
             dataset += ["dataset.flip=false"] if self.dataset in _NO_FLIP else []
         return [*dataset, *self._choices, f"seed={self.seed}"]
@@ -135,7 +137,7 @@ class ResultLine:
     config_hash: str
     dataset_hash: str
     seconds: float
-    """Of the training, in this and in earlier sessions; of the measuring where nothing was trained for it."""
+    """Of the training, in this and in earlier sessions (`scores`, `unseen`); of the measuring for all others."""
     machine: dict[str, Any] = field(default_factory=dict)
     key_version: int = 1
 
@@ -215,9 +217,16 @@ class Results:
 def value_at(values: Any, metric: str) -> float | None:
     """The number that the values of a run have for a metric such as `brute_force.mAP`; None where it is not finite.
 
+    `a/b` is the ratio of two of them.
+
     >>> value_at({"brute_force": {"mAP": 0.5}}, "brute_force.mAP"), value_at({"accuracy": math.nan}, "accuracy")
     (0.5, None)
+    >>> value_at({"slow_ms": 6.0, "fast_ms": 2.0}, "slow_ms/fast_ms")
+    3.0
     """
+    if "/" in metric:
+        above, below = (value_at(values, part) for part in metric.split("/"))
+        return above / below if above is not None and below else None
     for name in metric.split("."):
         values = values.get(name) if isinstance(values, dict) else None
     return values if isinstance(values, float | int) and math.isfinite(values) else None
@@ -239,7 +248,7 @@ def parse_data_files(arguments: Sequence[str]) -> dict[str, Path]:
     for argument in arguments:
         name, sign, path = argument.partition("=")
         if not (name and sign and path):
-            raise ConfigError(f"--data takes NAME=FILE.npz, found {argument!r}.")
+            raise ConfigError(f"--data takes NAME=FILE.npz or NAME=FOLDER, found {argument!r}.")
         files[name] = Path(path).expanduser().resolve()
         if not files[name].exists():
             raise ConfigError(f"--data {argument}: file {path} does not exist.")

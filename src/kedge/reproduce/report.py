@@ -17,7 +17,7 @@ from kedge.reproduce.experiments import EXPERIMENTS
 from kedge.reproduce.jobs import DataFiles, Job, ResultLine, Results
 from kedge.reproduce.paper import display
 from kedge.reproduce.plots import write_figure
-from kedge.reproduce.tables import MARKS
+from kedge.reproduce.tables import DEVIATION, MARKS
 
 __all__ = ["write_report"]
 
@@ -27,7 +27,7 @@ NOTES = "datasets.json"
 DatasetNotes = Mapping[str, tuple[str, str]]
 """Dataset hash → what the copy is called, and how it differs."""
 Verdicts = list[tuple[str, str, str, str]]
-"""Experiment, recipe, loss and verdict of every cell that has one; times are of another machine, and left out."""
+"""Experiment, recipe, loss and verdict of every cell that has one."""
 
 
 def write_report(lines: Sequence[ResultLine], out: Path, data_files: DataFiles) -> Path:
@@ -69,9 +69,9 @@ def _section(
         for table in experiment.tables(results, selection):
             yield replace(table, notes=(*table.notes, *notes)).markdown().strip() + "\n"
             for labels, column, cell in table.cells():
-                if cell.verdict and column.unit != "ms":
+                if verdict := column.verdict(cell):
                     loss = dict(zip(table.labels, labels, strict=True)).get("loss", "cam")
-                    verdicts.append((experiment.title, selection.recipe, display(loss), cell.verdict))
+                    verdicts.append((experiment.title, selection.recipe, display(loss), verdict))
         figures = experiment.figures(results, selection)
         if experiment.needs_images and not figures:
             yield (
@@ -159,14 +159,14 @@ def _overview(verdicts: Verdicts) -> str:
         "## At a glance\n\n"
         "| experiment | recipe | loss | above | within | below |\n"
         f"|---|---|---|---:|---:|---:|\n{''.join(rows)}\n"
-        "Cells that ran, against the printed mean ± two standard deviations; times, which were taken on another "
-        "machine, are left out.\n"
+        f"Cells that ran, against the printed mean ± {DEVIATION}; of times, which were taken on another machine, "
+        "only ratios count.\n"
     )
 
 
 def _machines(lines: Sequence[ResultLine], dataset_notes: DatasetNotes) -> str:
     """Hardware, versions, recipes and datasets of the runs."""
-    runs = [line for line in lines if line.measure == "scores"]
+    runs = [line for line in lines if line.measure in ("scores", "unseen")]
     machines = Counter(tuple(line.machine.get(name) for name in ("gpu", "cpu", "torch", "commit")) for line in runs)
     items = [
         f"- {count} runs on {gpu or cpu}, torch {torch}, commit {commit}."

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +41,21 @@ def run(
     max_workers: int = 1,
     report: Callable[[str], None] = print,
 ) -> list[Job]:
-    """Run what is missing of these jobs; returns those that failed. The output of each goes to a log file."""
+    """Run what is missing of these jobs; returns those that failed. The output of each goes to a log file.
+
+    Times are measured last, one job at a time.
+    """
     pending = ResultStore(out / "results.jsonl").missing(jobs)
+    timed = [replace(job, measures=("speed",)) for job in pending if "speed" in job.measures]
+    others = [replace(job, measures=tuple(m for m in job.measures if m != "speed")) for job in pending]
+    failed = _run([job for job in others if job.measures], out, data_files, max_workers, report)
+    untrained = {job.key for job in failed}
+    return failed + _run([job for job in timed if job.key not in untrained], out, data_files, 1, report)
+
+
+def _run(
+    pending: Sequence[Job], out: Path, data_files: DataFiles, max_workers: int, report: Callable[[str], None]
+) -> list[Job]:
     logs = {job: out / "logs" / f"{job.name}.log" for job in pending}
     failed: list[Job] = []
     processes: list[subprocess.Popen[bytes]] = []
@@ -141,7 +154,7 @@ def perform(job: Job, out: Path, data_files: DataFiles) -> None:
             started = time.monotonic()
             values = MEASURES[measure](model, dataset, folder)
             seconds = time.monotonic() - started
-            if measure == "scores":
+            if measure in ("scores", "unseen"):
                 seconds = float(pd.read_csv(folder / "history.csv")["seconds"].sum())
             timed = {"seconds": round(seconds, 2), "machine": describe()}
             store.append(ResultLine.of(job, measure, values=values, **about, **timed))

@@ -18,13 +18,16 @@ from kedge.errors import DataError
 from kedge.io import atomic_write
 from kedge.reproduce.paper import PaperValue, display
 
-__all__ = ["MARKS", "Cell", "Column", "Rows", "Table", "format_value", "write_table"]
+__all__ = ["DEVIATION", "MARKS", "Cell", "Column", "Rows", "Table", "format_value", "write_table"]
 
-Unit = Literal["fraction", "percent", "ms", "rank"]
-"""How a number is written: .790, 79.00%, 6.40 or 1."""
-DECIMALS: dict[Unit, int] = {"fraction": 3, "percent": 4, "ms": 2, "rank": 0}
+Unit = Literal["fraction", "percent", "ms", "times", "rank"]
+"""How a number is written: .790, 79.00%, 6.40, 2.6 or 1."""
+DECIMALS: dict[Unit, int] = {"fraction": 3, "percent": 4, "ms": 2, "times": 1, "rank": 0}
 Verdict = Literal["above", "within", "below"]
 MARKS: dict[Verdict, str] = {"above": "↑", "within": "=", "below": "↓"}
+
+DEVIATION = "two standard deviations, ours and the paper's combined"
+"""What `Cell.verdict` allows for."""
 
 # An underscore after a letter or a digit opens no emphasis: names stay readable in the raw text.
 _MARKDOWN = re.compile(r"[\\`*\[\]<>|~$&#]|(?<![^\W_])_")
@@ -59,21 +62,24 @@ class Cell:
 
     @property
     def verdict(self) -> Verdict | None:
-        """Our mean against the paper's mean ± two standard deviations; None without one or the other.
+        """Whether our mean lies within two standard deviations of the paper's; None without one or the other.
 
-        Our mean is first rounded to the printed decimals. So where the paper prints no deviation, as in its ablation,
-        or one of .000, ours is within if it would be printed as the same number.
+        The deviation is that of a difference: √(ours² + the paper's²), where one that is not known counts as 0. Our
+        mean is first rounded to the printed decimals, so that without deviations ours is within if it would be printed
+        as the same number.
 
         >>> Cell((0.6319,), PaperValue(0.622, 0.005)).verdict, Cell((0.9664,), PaperValue(0.967)).verdict
         ('within', 'below')
+        >>> Cell((0.626, 0.646), PaperValue(0.622, 0.005)).verdict
+        'within'
         """
         if self.mean is None or self.paper is None:
             return None
         # Whole units of the last printed digit: differences of decimals as floats would miss equality.
         scale = 10**self.paper.digits
         gap = round(round(self.mean, self.paper.digits) * scale) - round(self.paper.mean * scale)
-        bound = 2 * round((self.paper.std or 0.0) * scale)
-        return "within" if abs(gap) <= bound else "above" if gap > 0 else "below"
+        bound = 2 * scale * math.hypot(self.std or 0.0, self.paper.std or 0.0)
+        return "within" if abs(gap) <= bound + 1e-6 else "above" if gap > 0 else "below"
 
     def text(self, unit: Unit = "fraction") -> str:
         """Mean and standard deviation, or that it was not run.
@@ -95,6 +101,10 @@ class Column:
     """Where the values of a run have it: `brute_force.mAP`."""
     measure: str = "scores"
     """The measure whose values have it."""
+
+    def verdict(self, cell: Cell | None) -> Verdict | None:
+        """That of a cell of this column; milliseconds of another machine are not compared."""
+        return None if cell is None or self.unit == "ms" else cell.verdict
 
 
 Rows = dict[tuple[str, ...], tuple[Cell | None, ...]]
@@ -167,7 +177,7 @@ class Table:
         records = []
         for labels, column, cell in self.cells():
             paper = cell.paper or PaperValue(math.nan)
-            values = (cell.mean, cell.std, len(cell.values), paper.mean, paper.std, cell.verdict)
+            values = (cell.mean, cell.std, len(cell.values), paper.mean, paper.std, column.verdict(cell))
             records.append((*labels, column.title, *values))
         names = ["column", "mean", "std", "seeds", "printed_mean", "printed_std", "verdict"]
         frame = pd.DataFrame(records, columns=[*self.labels, *names])
@@ -217,7 +227,7 @@ class Table:
             for column, cell, is_best in zip(self.columns, cells, best, strict=True):
                 number = escape("–" if cell is None else cell.text(column.unit))
                 count = f"({len(cell.values)})" if cell and cell.values and column.unit != "rank" else ""
-                mark = escape(MARKS[cell.verdict]) if cell and cell.verdict else ""
+                mark = escape(MARKS[verdict]) if (verdict := column.verdict(cell)) else ""
                 line.append(" ".join(filter(None, (bold(number) if is_best else number, count, mark))))
                 if column in printed:
                     paper = cell and cell.paper
@@ -233,11 +243,9 @@ class Table:
         if any(map(any, self._best())):
             group = f" among rows that differ in {self.labels[-1]} only" if len(self.labels) > 1 else ""
             legend.append(f"Bold: the best of a column{group}.")
-        if judged := [cell.paper for *_, cell in self.cells() if cell.paper and cell.verdict]:
+        if any(column.verdict(cell) for _, column, cell in self.cells()):
             meaning = ", ".join(f"{mark} {verdict}" for verdict, mark in MARKS.items())
-            exact = any(value.std is None for value in judged)
-            exactly = " (where it prints none: its number as printed)" if exact else ""
-            legend.append(f"{meaning} the paper's mean ± two of its standard deviations{exactly}.")
+            legend.append(f"{meaning} the paper's mean ± {DEVIATION}.")
         return [*([" ".join(legend)] if legend else []), *self.notes]
 
 

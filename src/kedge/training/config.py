@@ -54,6 +54,7 @@ class Optimizer:
     momentum: Share = 0.9
     weight_decay: NonNegative = 5e-4
     anchor_lr: NonNegative = 1.0
+    clip: NonNegative = 0.0
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,8 @@ class Recipe:
     name: str = "kedge"
     epochs: Count = 100
     batch_size: Annotated[int, ("at least", 2)] = 512  # batch normalisation has no statistics of a single image
+    per_class: Count | None = None
+    views: Count = 1
     freeze: bool = False
     optimizer: Optimizer = field(default_factory=Optimizer)
     backbone_lr_mult: Positive = 1.0

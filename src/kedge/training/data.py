@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,7 +14,7 @@ from kedge.distributed import shard_range
 from kedge.images import prefetch
 from kedge.training.parallel import SINGLE_PROCESS, Layout
 
-__all__ = ["Batch", "DeviceDataset", "Examples", "TrainingData", "derive_seed", "fits_on"]
+__all__ = ["Batch", "ClassGroups", "DeviceDataset", "Examples", "TrainingData", "derive_seed", "fits_on"]
 
 Batch = tuple[Tensor, Tensor]
 
@@ -75,10 +76,38 @@ def fits_on(device: torch.device, examples: Sequence[Examples]) -> tuple[bool, s
     return needed <= _MEMORY_SHARE * free, figures
 
 
+class ClassGroups:
+    """Draws the order of an epoch in groups of `size` images of one class, groups and members shuffled.
+
+    Every image comes once, but for what is left of a class after its last whole group; a class with fewer than `size`
+    images fills one group by repeating them.
+    """
+
+    def __init__(self, labels: np.ndarray, size: int) -> None:
+        self.size = size
+        self._rows = [torch.from_numpy(np.flatnonzero(labels == label)) for label in np.unique(labels)]
+        self._groups = sum(max(1, len(rows) // size) for rows in self._rows)
+
+    def __len__(self) -> int:
+        return self._groups * self.size
+
+    def draw(self, generator: torch.Generator) -> Tensor:
+        """The rows of one epoch."""
+        groups = []
+        for rows in self._rows:
+            drawn = rows[torch.randperm(len(rows), generator=generator)]
+            drawn = drawn.repeat(-(-self.size // len(rows)))
+            groups.append(drawn[: max(1, len(rows) // self.size) * self.size].view(-1, self.size))
+        together = torch.cat(groups)
+        return together[torch.randperm(len(together), generator=generator)].flatten()
+
+
 class TrainingData:
     """Training batches, held-out batches and the gallery these are searched in.
 
-    `classes` is their number, or None for a loss that predicts none, whose target metric is 1-NN accuracy.
+    `classes` is their number, or None for a loss that predicts none, whose target metric is 1-NN accuracy. With
+    `per_class`, images come in `ClassGroups` by their `labels`; with `views`, each comes so many times in a row, to be
+    augmented differently.
     """
 
     def __init__(
@@ -91,13 +120,21 @@ class TrainingData:
         classes: int | None,
         for_gpu: bool = False,
         layout: Layout = SINGLE_PROCESS,
+        labels: np.ndarray | None = None,
+        per_class: int | None = None,
+        views: int = 1,
     ) -> None:
         self.train, self.held_out, self.for_gpu = train, held_out, for_gpu
-        self._seed, self._layout = seed, layout
-        global_batch = layout.batch_size(batch_size, len(train))
+        self._seed, self._layout, self._views = seed, layout, views
+        self._classes = None
+        count = len(train)
+        if per_class is not None and labels is not None:
+            self._classes = ClassGroups(labels, per_class)
+            count = len(self._classes)
+        global_batch = layout.batch_size(batch_size, count * views)
         self.batch_size = global_batch // layout.parts
         """Images of one forward in one process."""
-        self.steps_per_epoch = len(train) // global_batch
+        self.steps_per_epoch = count * views // global_batch
         """Optimizer steps."""
         gallery = _GALLERY if classes is None else min(_GALLERY, max(_MIN_GALLERY, _GALLERY_PER_CLASS * classes))
         self._gallery_rows = range(0, len(train), -(-len(train) // gallery))
@@ -109,7 +146,12 @@ class TrainingData:
         """
         generator = torch.Generator().manual_seed(derive_seed(self._seed, epoch))
         share = self.batch_size * self._layout.accumulate
-        rows = torch.randperm(len(self.train), generator=generator)
+        drawn = (
+            torch.randperm(len(self.train), generator=generator)
+            if self._classes is None
+            else self._classes.draw(generator)
+        )
+        rows = drawn.repeat_interleave(self._views)
         whole = rows[: self.steps_per_epoch * share * self._layout.processes].view(-1, self._layout.processes, share)
         return self._batches(self.train, whole[:, self._layout.rank].flatten(), self.batch_size)
 

@@ -18,7 +18,7 @@ from kedge.errors import ConfigError
 from kedge.io import atomic_write
 from kedge.metrics import rank_relevant
 from kedge.model import Calibration, Model
-from kedge.model.calibration import NEIGHBOURS, SHARES, familiarity
+from kedge.model.calibration import familiarity_with
 from kedge.model.features import split_features
 from kedge.training.data import DeviceDataset
 from kedge.training.quality import chance_level, frozen_summary
@@ -29,8 +29,6 @@ _EMBED_BATCH = 64
 _QUERIES = 2000
 """Held-out images that the gain is measured on, spread evenly where there are more."""
 _ACCEPT = 0.95
-_BLOCK = 1024
-"""Held-out images that are compared with all training images at a time."""
 
 
 def frozen_features(path: Path, images: ImageSplit, model: Model) -> DeviceDataset:
@@ -93,17 +91,8 @@ def calibrate(model: Model, train: DeviceDataset, held_out: DeviceDataset) -> Ca
     """How familiar an image must look to be known, by the held-out images; None where too few are held out."""
     if model.anchors is None:
         return None
-    embeddings, anchors = model.embed_features(held_out.values), model.anchors
-    classes = torch.cdist(embeddings, anchors).argmin(dim=1)
-    queries, gallery = normalize(held_out.values, dim=1), normalize(train.values, dim=1)
-    own = torch.zeros(len(queries))
-    nearest = torch.cat([(part @ gallery.T).amax(dim=1).cpu() for part in torch.split(queries, _BLOCK)])
-    for label in set(classes.tolist()):
-        asking, images = classes == label, gallery[train.labels == label]
-        count = min(NEIGHBOURS, len(images))
-        own[asking.cpu()] = (queries[asking] @ images.T).topk(count, dim=1).values.mean(1).cpu()
-    cosines = (normalize(embeddings, dim=1) @ normalize(anchors, dim=1).T).topk(min(SHARES, len(anchors)), dim=1).values
-    values = familiarity(own.numpy(), nearest.numpy(), cosines.cpu().numpy())
+    embeddings = model.embed_features(held_out.values)
+    values = familiarity_with(train.values, train.labels, held_out.values, embeddings, model.anchors)
     with suppress(ConfigError):
         return Calibration.from_distances(-values, _ACCEPT)
     return None

@@ -34,7 +34,7 @@ __all__ = ["TrainingLoop"]
 _SCORE = "val/mAP"
 """The metric that chooses the best epoch: brute-force mAP of held-out images among training images."""
 _IDLE, _MAX_IDLE = 0.3, 0.15
-"""A run is idle while its embeddings' spread, as a share of the anchors', is below so much of its progress."""
+"""A run is idle while its embeddings have come apart less than so much of its progress (`EpochMeans.separation`)."""
 _MIN_STEPS = 100
 """A run that warms up in fewer steps than this, as a head on few photos does, is judged a tenth of its epochs later."""
 
@@ -201,6 +201,9 @@ class TrainingLoop:
         """Update weights, rate and average."""
         if self.layout.processes > 1:
             average_batch_statistics(self.step.network)
+        if clip := self.recipe.optimizer.clip:
+            self.scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_value_(self.step.parameters(), clip)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
@@ -220,7 +223,7 @@ class TrainingLoop:
         means, losses = self._losses.read(), self._losses.shown()
         if not all(map(math.isfinite, means.values())) or not is_finite:
             raise self._not_finite()
-        self._warn_if_idle(means["_spread"])
+        self._warn_if_idle()
         metrics_and_losses = metrics | {f"train/{name}": value for name, value in losses.items()}
         row = {"epoch": self.epoch + 1, "step": self.global_step, "seconds": round(time.monotonic() - self._clock, 2)}
         row |= {"lr": self.optimizer.param_groups[0]["lr"]} | metrics_and_losses
@@ -280,21 +283,25 @@ class TrainingLoop:
             f"recipe.optimizer.lr (now {self.recipe.optimizer.lr:g}) and start again."
         )
 
-    def _warn_if_idle(self, spread: float) -> None:
-        """Warn when the embeddings sit near the mean of the anchors (most of training must not pass like that)."""
+    def _warn_if_idle(self) -> None:
+        """Warn when the embeddings sit at the mean of the anchors, or those of a class apart like any others."""
         epoch, epochs, anchors = self.epoch + 1, self.recipe.epochs, getattr(self.step.loss, "anchors", None)
         warmup = self.recipe.schedule.warmup if self.global_step < _MIN_STEPS else 0.0
-        is_early = epoch < max(2, round(epochs * (warmup + 0.1)))
-        if self._warned_idle or is_early or not isinstance(anchors, Tensor):
+        if self._warned_idle or epoch < max(2, round(epochs * (warmup + 0.1))):
             return
-        anchor_spread = float((anchors.detach() - anchors.detach().mean(0)).square().sum(1).mean())
-        share = spread / anchor_spread if anchor_spread > 0 else 1.0
-        self._warned_idle = share < min(_MAX_IDLE, _IDLE * epoch / epochs)
-        if self._warned_idle and is_rank_zero():
-            warnings.warn(
-                f"After {epoch} of {epochs} epochs the embeddings are still at the mean of the anchors (their spread "
-                f"is {share:.1%} of the anchors'), so the encoder hardly learns: train for longer, lower "
-                f"recipe.optimizer.lr (now {self.recipe.optimizer.lr:g}), use loss.discriminate=64, or check the "
-                "labels.",
-                stacklevel=2,
-            )
+        anchors = anchors.detach() if isinstance(anchors, Tensor) else None
+        share = self._losses.separation(anchors)
+        self._warned_idle = share is not None and share < min(_MAX_IDLE, _IDLE * epoch / epochs)
+        if not self._warned_idle or not is_rank_zero():
+            return
+        if anchors is not None:
+            found = f"the embeddings are still at the mean of the anchors (their spread is {share:.1%} of the anchors')"
+            advice = "use loss.discriminate=64"
+        else:
+            found = f"images of one class are only {share:.1%} closer to each other than to others"
+            advice = "put several images of each class into a batch (recipe.per_class=4)"
+        warnings.warn(
+            f"After {epoch} of {epochs} epochs {found}, so the encoder hardly learns: train for longer, lower "
+            f"recipe.optimizer.lr (now {self.recipe.optimizer.lr:g}), {advice}, or check the labels.",
+            stacklevel=2,
+        )

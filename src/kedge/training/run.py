@@ -302,6 +302,10 @@ class _Run:
             classes=None if type(self.loss).predict is RetrievalLoss.predict else len(self.dataset.classes),
             for_gpu=self.device.type == "cuda",
             layout=self.layout,
+            labels=self.images.labels,
+            per_class=self.recipe.per_class,
+            # A frozen encoder's features are not augmented.
+            views=1 if self.recipe.freeze else self.recipe.views,
         )
 
     def _features(self, name: str) -> DeviceDataset:
@@ -370,4 +374,6 @@ class _Run:
             labels, classes = torch.from_numpy(self.images.labels), len(self.dataset.classes)
             sums = torch.zeros(classes, embeddings.shape[1]).index_add_(0, labels, embeddings.cpu())
             anchors = sums / torch.bincount(labels, minlength=classes).clamp(min=1)[:, None]
+            if self.loss.normalize or self.encoder.head_kind == "unit":
+                anchors = nn.functional.normalize(anchors, dim=1)  # then the nearest is the one of the largest cosine
         return make(anchors=anchors)

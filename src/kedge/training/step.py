@@ -22,8 +22,9 @@ from kedge.losses.base import in_full_precision
 __all__ = ["Draws", "EpochMeans", "Outcome", "Step", "compile_step"]
 
 
-_SPREAD_ROWS = 32
-"""So many images of a batch tell how far apart embeddings are."""
+_SPREAD_ROWS, _PAIR_ROWS = 32, 128
+"""So many images of a batch tell how far apart embeddings are, and those of a class from those of others."""
+_PAIRS = ("_same", "_same_pairs", "_other", "_other_pairs")
 
 
 class Draws(NamedTuple):
@@ -42,7 +43,8 @@ Embedded = tuple[Tensor, tuple[Tensor, Tensor] | None]
 
 
 class Outcome(NamedTuple):
-    """The loss, and the values to average: the loss, its components in the order of `names`, the embeddings' spread."""
+    """The loss, and the values to average: the loss, its components in the order of `names`, and how far embeddings are
+    apart: their spread or, for a loss of pairs, squared distances in a class and between classes with their counts."""
 
     loss: Tensor
     values: Tensor
@@ -74,6 +76,21 @@ class EpochMeans:
         """Average over ranks."""
         if self._totals is not None:
             all_reduce_mean_([self._totals])
+
+    def separation(self, anchors: Tensor | None) -> float | None:
+        """How far embeddings have come apart, from 0 (not at all) to 1; None where that cannot be told.
+
+        With anchors, their spread as a share of the anchors'. For a loss of pairs, by how much closer images of one
+        class are than images of two, in squared distance.
+        """
+        means = self.read()
+        if anchors is not None:
+            anchor_spread = float((anchors - anchors.mean(0)).square().sum(1).mean())
+            return means["_spread"] / anchor_spread if anchor_spread > 0 else 1.0
+        same, same_pairs, other, other_pairs = (means.get(name, 0.0) for name in _PAIRS)
+        if not same_pairs or not other_pairs:
+            return None
+        return 1 - (same / same_pairs) / (other / other_pairs) if other > 0 else 0.0
 
     def read(self) -> dict[str, float]:
         """The means so far; reading waits for the device."""
@@ -207,11 +224,22 @@ class Step(nn.Module):
         values = torch.stack(list(components.values()))
         total = values.sum()
         with torch.no_grad():
-            points = self.loss.embed(in_full_precision(embedded[0][:_SPREAD_ROWS].detach()))
+            names, apart = self._apart(embedded[0].detach(), labels, is_mixed=embedded[1] is not None)
+            values = torch.cat([total.reshape(1), values, apart]).double()
+        return Outcome(total, values, ("loss", *components, *names))
+
+    def _apart(self, outputs: Tensor, labels: Tensor, *, is_mixed: bool) -> tuple[tuple[str, ...], Tensor]:
+        """What `EpochMeans.separation` is made of."""
+        if hasattr(self.loss, "anchors") or not self.loss.uses_other_samples or is_mixed:
+            points = self.loss.embed(in_full_precision(outputs[:_SPREAD_ROWS]))
             # As `points.var(0).sum()`, which takes as long as a layer.
             spread = (points - points.mean(0)).square().sum() / max(1, len(points) - 1)
-            values = torch.cat([total.reshape(1), values, spread.reshape(1)]).double()
-        return Outcome(total, values, ("loss", *components, "_spread"))
+            return ("_spread",), spread.reshape(1)
+        points, labels = self.loss.embed(in_full_precision(outputs[:_PAIR_ROWS])), labels[:_PAIR_ROWS]
+        squares = torch.cdist(points, points).square()
+        same = labels[:, None] == labels
+        pairs = (same.triu(1), ~same)
+        return _PAIRS, torch.stack([part for mask in pairs for part in ((squares * mask).sum(), mask.sum())])
 
     def _components(self, embedded: Embedded, labels: Tensor) -> dict[str, Tensor]:
         embeddings, mixed = embedded
