@@ -46,6 +46,18 @@ def test_nothing_heavy_is_imported(code: str) -> None:
     assert json.loads(done.stdout.splitlines()[-1]) == []
 
 
+def test_versions_are_listed_without_torch(tmp_path: Path) -> None:
+    Gallery.create(tmp_path / "gallery", dim=2).add_embeddings(np.eye(2, dtype=np.float32))
+    code = (
+        "import sys; from kedge.cli import app; app(sys.argv[1:], standalone_mode=False); print('torch' in sys.modules)"
+    )
+    for arguments in (["versions"], ["remove", "0"], ["restore", "1"]):
+        command = [sys.executable, "-c", code, arguments[0], str(tmp_path / "gallery"), *arguments[1:]]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert done.stdout.splitlines()[-1] == "False"
+    assert len(Gallery.open(tmp_path / "gallery")) == 0
+
+
 def test_help_and_version() -> None:
     shown = CliRunner().invoke(app, ["--help"])
     assert shown.exit_code == 0

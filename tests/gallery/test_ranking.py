@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from PIL import Image
 from kedge.encoders import build_encoder
 from kedge.errors import ConfigError, GalleryError
 from kedge.gallery import Gallery, Result, anchors, ranking
+from kedge.gallery.gallery import Method
 from kedge.gallery.inverted_lists import InvertedLists
 from kedge.gallery.schema import seal_json, unseal_json
 from kedge.images import Preprocessing
@@ -165,6 +167,18 @@ def test_an_item_as_the_query_is_not_its_own_neighbour(filled: Filled) -> None:
         assert result.rank == ("class" if home in CLASSES else "looks")
         others = [other for other in filled.items if other != id]
         assert result.ids == filled.expected(2, features, home, others, 7)
+
+
+@pytest.mark.parametrize("method", ["two_stage", "brute_force"])
+def test_each_query_of_a_batch_may_exclude_an_item(filled: Filled, method: Method) -> None:
+    ids = list(filled.items)[::9]
+    _, embeddings, features = zip(*(filled.items[id] for id in ids), strict=True)
+    search = partial(filled.gallery.search_embeddings, k=7, method=method)
+    together = search(np.stack(embeddings), features=np.stack(features), exclude_id=ids)
+    for id, embedding, own, result in zip(ids, embeddings, features, together, strict=True):
+        [alone] = search(embedding[None], features=own[None], exclude_id=id)
+        assert id not in result.ids
+        assert (result.ids, result.rank, result.anchors) == (alone.ids, alone.rank, alone.anchors)
 
 
 def test_filters_hold_in_both_spaces(filled: Filled) -> None:

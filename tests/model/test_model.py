@@ -18,6 +18,7 @@ from kedge.encoders import DEFAULT_ENCODER, build_encoder, pretrained_preprocess
 from kedge.errors import ConfigError, ImageError, KedgeError, ModelError, WeightsError
 from kedge.images import Preprocessing
 from kedge.model import Classification, Model
+from kedge.model.io import StoredEncoder
 
 CLASSES = ("ant", "bee", "cat")
 DIM = 6
@@ -361,6 +362,42 @@ def test_roundtrip_of_timm(tmp_path: Path) -> None:
     model.save(tmp_path / "model")
     picture = torch.randint(0, 256, (3, 32, 32), dtype=torch.uint8)
     assert torch.equal(Model.load(tmp_path / "model", device="cpu").embed(picture), model.embed(picture))
+
+
+@pytest.mark.parametrize("head", ["none", "linear", "bounded", "batchnorm", "unit"])
+def test_a_lazy_model_builds_its_network_when_it_is_needed(head: str, tmp_path: Path) -> None:
+    encoder = build_encoder("timm:resnet10t", dim=None if head == "none" else DIM, head=head).eval()
+    model = Model(encoder, anchors=None, classes=(), preprocessing=Preprocessing(size=32), loss="none")
+    model.save(tmp_path / "model")
+    lazy = Model.load(tmp_path / "model", device="cpu", lazy=True)
+    features = torch.rand(5, model.width)
+    assert torch.equal(lazy.embed_features(features), model.embed_features(features))
+    for name in ("dim", "width", "has_features", "fingerprint", "encoder_fingerprint", "device", "encoder_name"):
+        assert getattr(lazy, name) == getattr(model, name)
+    assert repr(lazy) == repr(model)
+    assert isinstance(lazy._encoder, StoredEncoder)
+    pictures = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
+    assert torch.equal(lazy.embed(pictures), model.embed(pictures))
+    assert lazy.engine == model.engine
+    assert lazy.encoder is lazy.encoder
+
+
+def test_a_lazy_model_tells_what_does_not_fit(model: Model, tmp_path: Path) -> None:
+    model.save(tmp_path / "model")
+    description = json.loads((tmp_path / "model" / "model.json").read_text())
+    picture = torch.zeros(3, 16, 16, dtype=torch.uint8)
+    for width, words in ((10**12, "far larger network"), (256, "size mismatch"), (-1, "cannot be opened")):
+        (tmp_path / "model" / "model.json").write_text(json.dumps(description | {"width": width}))
+        with pytest.raises(ModelError, match=words):
+            Model.load(tmp_path / "model", device="cpu", lazy=True)
+    other = description["encoder"] | {"name": "resnet18"}
+    (tmp_path / "model" / "model.json").write_text(json.dumps(description | {"encoder": other}))
+    lazy = Model.load(tmp_path / "model", device="cpu", lazy=True)
+    with pytest.raises(ModelError, match="lacks"):
+        lazy.embed(picture)
+    del description["width"]  # as earlier releases wrote it
+    (tmp_path / "model" / "model.json").write_text(json.dumps(description))
+    assert torch.equal(Model.load(tmp_path / "model", lazy=True, device="cpu").embed(picture), model.embed(picture))
 
 
 def test_fingerprint_tells_models_apart() -> None:
