@@ -60,7 +60,7 @@ PARSED: dict[str, int] = {
     "docs/how-to/few-pictures.md": 1,
     "docs/how-to/train.md": 2,
     "docs/how-to/unlabelled.md": 1,
-    "docs/reproduce.md": 1,
+    "docs/reproduce.md": 2,
     "docs/scale.md": 8,
     "docs/serve.md": 2,
     "docs/tutorial.md": 1,

@@ -126,6 +126,11 @@ def test_train_then_evaluate(tiny: list[str], tmp_path: Path, capsys: pytest.Cap
         "knn1",
     }
     assert metrics["queries"] == 40
+    evaluate(tmp_path / "first", unknown="sample", out=tmp_path / "unknown.json")
+    strangers = json.loads((tmp_path / "unknown.json").read_text())["open_set"]
+    assert strangers["sample"].keys() == {"images", "AUROC", "FPR@95", "OSCR"}
+    assert strangers["sample"]["images"] == 1000
+    assert "told from" in capsys.readouterr().out
     evaluate(tmp_path / "first", held_out=True)
     chosen = json.loads((tmp_path / "first/held_out.json").read_text())
     assert (chosen["queries"], chosen["meta"]["gallery"]) == (16, 144)
@@ -172,7 +177,7 @@ def test_evaluate_against_a_folder_and_in_a_gallery(
     assert f"Left out: {queries / 'level' / 'broken.png'} cannot be read" in said.err
     assert json.loads((gallery / "against.json").read_text())["queries"] == 40
     assert len(Gallery.open(gallery)) == 160, "what is written there does not disturb it"
-    for refused in ({"overrides": ["dataset=svhn"]}, {"held_out": True}, {"trust": True}):
+    for refused in ({"overrides": ["dataset=svhn"]}, {"held_out": True}, {"unknown": "svhn"}, {"trust": True}):
         with pytest.raises(ConfigError, match="is a gallery"):
             evaluate(gallery, **refused)
 
