@@ -219,7 +219,7 @@ def test_weights_broken_by_the_last_step_are_noticed(
         return parts
 
     change_loss(monkeypatch, breaks)
-    with pytest.raises(TrainingError, match=r"in epoch 1\. Lower"):
+    with pytest.raises(TrainingError, match=r"in epoch 1: lower"):
         train(overrides=[*tiny, "split.holdout=0"], folder=tmp_path)
     assert not (tmp_path / "checkpoints/last.ckpt").exists()
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.nn.functional import normalize
 
 from kedge.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["NEIGHBOURS", "SHARES", "Calibration", "familiarity", "familiarity_with"]
 
@@ -41,6 +41,9 @@ def familiarity_with(
     gallery: Tensor, labels: Tensor, features: Tensor, embeddings: Tensor, anchors: Tensor
 ) -> np.ndarray:
     """The `familiarity` of queries, by their features and embeddings, with the features of labelled training images."""
+    import torch  # a gallery's table is read without it
+    from torch.nn.functional import normalize
+
     classes = torch.cdist(embeddings, anchors).argmin(dim=1)
     queries, gallery = normalize(features, dim=1), normalize(gallery, dim=1)
     own = torch.zeros(len(queries))
