@@ -21,6 +21,8 @@ EXACT_ITEMS = 100_000
 _SAMPLE = 50_000
 _ITERATIONS = 10
 _MAX_CENTRES = 1024
+_FEW_PAIRS = 1 << 20
+"""Of queries and anchors, whose distances are computed one by one."""
 _BLOCK = 16384
 """Queries that are compared with all anchors at once."""
 
@@ -109,9 +111,9 @@ class Anchors:
                 return nearest
             return np.concatenate([nearest, others.nearest(queries, count - self.learned) + self.learned], axis=1)
         if self.index is None:
-            # One query not by BLAS: its threads would stay awake and in the way of the next step.
-            alone = len(queries) == 1
-            return smallest(parallel_cdist(queries, self.vectors) if alone else self.distances(queries), count)
+            # Not by BLAS where there are few: its threads would stay awake, in the way of the next step.
+            few = len(queries) * len(self) <= _FEW_PAIRS
+            return smallest(parallel_cdist(queries, self.vectors) if few else self.distances(queries), count)
         numbers, squares = self.index.nearest(queries, count)
         indexed = len(self.index)
         if indexed == len(self):
