@@ -43,6 +43,32 @@ def test_threads_change_no_hit(gallery: Gallery, monkeypatch: pytest.MonkeyPatch
     assert gallery.search(query, 20).hits == parallel.hits
 
 
+@pytest.mark.parametrize("count", [1, 2, 5, 9])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_the_smallest_are_those_of_a_stable_sort(count: int, rows: int) -> None:
+    rng = np.random.default_rng(0)
+    for width in (0, 1, 5, 40):
+        values = rng.integers(0, 12, (rows, width)).astype(np.float32)  # with ties
+        expected = np.argsort(values, axis=1, kind="stable")[:, :count]
+        assert np.array_equal(distances.smallest(values, count), expected)
+
+
+@pytest.mark.parametrize("queries", [1, 3])
+@pytest.mark.parametrize("k", [1, 5])
+@pytest.mark.parametrize("where", ["id < 0", "id = 7", "id % 3 = 1", "id < 1400"])
+def test_a_filter_finds_what_a_scan_of_all_matching_items_finds(
+    gallery: Gallery, queries: int, k: int, where: str
+) -> None:
+    items = clusters(0)[1]
+    ids = np.arange(ITEMS)
+    matching = {"id < 0": ids[:0], "id = 7": ids[7:8], "id % 3 = 1": ids[1::3], "id < 1400": ids[:1400]}[where]
+    results = gallery.search_embeddings(items[:queries], k=k, method="brute_force", where=where)
+    again = gallery.search_embeddings(items[:queries], k=k, probes=ANCHORS, where=where)
+    for query, result, probed in zip(items, results, again, strict=False):
+        order = np.linalg.norm(items[matching] - query, axis=1).argsort(kind="stable")[:k]
+        assert result.ids == matching[order].tolist() == probed.ids
+
+
 def test_beside_a_library_that_brings_the_same_symbols() -> None:
     pytest.importorskip("usearch")
     script = (

@@ -94,10 +94,10 @@ def squared_distances(queries: np.ndarray, rows: np.ndarray, norms: np.ndarray) 
 
 def smallest(values: np.ndarray, count: int) -> np.ndarray:
     """The columns of the `count` smallest values of each row, ascending; ties by column."""
+    if count >= values.shape[1]:  # perhaps none
+        return np.asarray(np.argsort(values, axis=1, kind="stable"))
     if count == 1:
         return np.asarray(values.argmin(axis=1, keepdims=True))
-    if count >= values.shape[1]:
-        return np.asarray(np.argsort(values, axis=1, kind="stable"))
     near = values <= np.partition(values, count - 1, axis=1)[:, count - 1 : count]
     if len(values) == 1:
         columns = near[0].nonzero()[0]
