@@ -130,7 +130,7 @@ def test_train_then_evaluate(tiny: list[str], tmp_path: Path, capsys: pytest.Cap
     strangers = json.loads((tmp_path / "unknown.json").read_text())["open_set"]
     assert strangers["sample"].keys() == {"images", "AUROC", "FPR@95", "OSCR"}
     assert strangers["sample"]["images"] == 1000
-    assert "told from" in capsys.readouterr().out
+    assert "open set" in capsys.readouterr().out
     evaluate(tmp_path / "first", held_out=True)
     chosen = json.loads((tmp_path / "first/held_out.json").read_text())
     assert (chosen["queries"], chosen["meta"]["gallery"]) == (16, 144)

@@ -42,7 +42,7 @@ def evaluate(
     ] = False,
     unknown: Annotated[
         str | None,
-        typer.Option(metavar="DATASET", help="Of a run: how well this dataset's test images are told to be unknown."),
+        typer.Option(metavar="DATASET", help="Of a run: how well this dataset's test images are detected as unknown."),
     ] = None,
     trust: Annotated[
         bool,
@@ -57,7 +57,7 @@ def evaluate(
 
     kedge evaluate RUN --against queries/       other images than the test images
 
-    kedge evaluate RUN --unknown svhn           are these told to be unknown? A dataset, or an .npz file
+    kedge evaluate RUN --unknown svhn           are these detected as unknown? A dataset, or an .npz file
 
     torchrun --nproc-per-node 2 -m kedge evaluate RUN       the same in several processes
     """
@@ -78,7 +78,7 @@ def evaluate(
             report = kedge.evaluate(kedge.Gallery.open(path), against=against, limit=limit)
         else:
             if unknown and against is not None:
-                raise ConfigError("--unknown is told from the test images: leave out --against.")
+                raise ConfigError("--unknown compares with the test images; leave out --against.")
             report = _evaluate_run(
                 Path(path), overrides or [], against, limit, held_out=held_out, unknown=unknown, trust=trust
             )

@@ -172,7 +172,7 @@ def evaluate(
     ``batch_size`` depends on the device if None. ``limit`` takes that many queries, spread evenly over the test set;
     the gallery stays whole. In a process group of torch.distributed all ranks must call this: each embeds and ranks a
     shard, and all return the same report. The test images of another dataset, ``unknown``, and those of classes that
-    were kept out of training tell how well unknown images are told from known ones (``Report.open_set``).
+    were kept out of training measure open-set detection, unknown against known images (``Report.open_set``).
 
     A ``Gallery`` in the place of the model is evaluated without a dataset, by ``evaluate_gallery``.
     """

@@ -97,7 +97,7 @@ class Report(BaseReport):
     """Of classes kept out of training, searched among themselves: R@k, R-precision, MAP@R and NMI by embedding and by
     raw features."""
     open_set: dict[str, Any] = field(default_factory=dict)
-    """How well unknown images are told from the test images, by where they come from: AUROC, FPR at 95 % TPR, OSCR."""
+    """Open-set detection, unknown against test images, by the source of the unknown: AUROC, FPR at 95 % TPR, OSCR."""
     classes: ClassScores | None = field(default=None, compare=False, repr=False)
     """Scores of each class and the confusion matrix; None in a report that was read from ``metrics.json``."""
 
@@ -146,7 +146,7 @@ class Report(BaseReport):
             spaces = {name: part for name, part in self.unseen.items() if isinstance(part, dict)}
             yield _score_rows("ranked by", spaces, title)
         if self.open_set:
-            yield _score_rows("told from", self.open_set, "Unknown images, told from test images by their familiarity")
+            yield _score_rows("open set", self.open_set, "Unknown against test images, by their familiarity")
 
 
 def _score_rows(kind: str, rows: Mapping[str, Mapping[str, float]], title: str) -> Table:
