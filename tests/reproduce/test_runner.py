@@ -126,7 +126,7 @@ def test_through_a_hydra_launcher(tmp_path: Path, stripes: Path, monkeypatch: py
     assert len((tmp_path / "out/results.jsonl").read_text().splitlines()) == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
     page = write_report([line], tmp_path / "out", {}).read_text()
-    assert "### Retrieval on the full sets (Table 1), recipe paper" in page
+    assert "### Retrieval on the full sets (Table 1), recipe paper, " in page
     assert page.count("Not run") > 5
 
 

@@ -92,6 +92,11 @@ class Experiment:
             groups.setdefault(replace(job, seed=0), []).append(job)
         return groups
 
+    def epochs(self, selection: Selection) -> str:
+        """How long its runs are, in words."""
+        lengths = {int(job.config.recipe.epochs) for job in self.groups(selection)}
+        return " to ".join(map(str, sorted({min(lengths), max(lengths)}))) + " epochs"
+
     def variants(self, job: Job, selection: Selection) -> Sequence[tuple[str, ...]]:  # noqa: ARG002
         """The overrides of each run with this dataset, encoder, loss and seed."""
         return ((),)
@@ -117,7 +122,7 @@ class Experiment:
                 paper[labels] = tuple(results.cell(seeds, column, values.get(column.metric)) for column in columns)
             every[self.row(job)] = tuple(results.cell(seeds, column) for column in ALL_COLUMNS)
         settings = (f"With {' '.join(selection.settings)}.",) if selection.settings else ()
-        tables, recipe = [], f"recipe {selection.recipe}"
+        tables, recipe = [], f"recipe {selection.recipe}, {self.epochs(selection)}"
         if self.columns:
             name, notes = f"{self.name}-{selection.recipe}", (*self.notes, *settings)
             tables.append(Table(name, f"{self.title}, {recipe}", self.labels, self.columns, paper, notes))
