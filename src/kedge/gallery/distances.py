@@ -5,18 +5,21 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import Any
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import numpy as np
 
 __all__ = [
+    "cached_cdist",
+    "in_threads",
     "k_means",
     "nearest_centre",
     "norms_of",
     "parallel_cdist",
     "smallest",
     "squared_distances",
-    "take_columns",
     "unit_rows",
 ]
 
@@ -27,6 +30,10 @@ _SLOW = 1e-9
 """Seconds per byte above which a multi-threaded scan counts as slow; one thread needs a tenth of it or less."""
 _BACKOFF = 0.1
 """Seconds to stay single-threaded after a slow multi-threaded scan."""
+_BATCH = 64
+"""So many queries are shared among Python threads."""
+_CACHE_BYTES = 1 << 19
+"""Rows of so many bytes stay in the cache of a core while they are compared with several queries."""
 _BLOCK = 8192
 """Vectors that k-means compares with all centroids at once."""
 
@@ -51,6 +58,27 @@ def _load_cdist() -> Any:
 
 
 cdist = _load_cdist()
+T, R = TypeVar("T"), TypeVar("R")
+
+
+def in_threads(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    """What `work` returns for each item, in any order; a thread for each core takes the next one when it is free."""
+    remaining, threads = iter(items), min(_THREADS, len(items))
+    if threads < 2:
+        return list(map(work, remaining))
+    with ThreadPoolExecutor(threads) as pool:
+        done = pool.map(lambda _: [work(item) for item in remaining], range(threads))
+        return [result for several in done for result in several]
+
+
+def cached_cdist(queries: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """The same as `parallel_cdist` in this thread, for several queries: rows are read from memory once."""
+    squares = np.empty((len(queries), len(rows)), np.float32)
+    step = max(1, _CACHE_BYTES // max(1, rows.itemsize * rows.shape[1]))
+    for start in range(0, len(rows), step):
+        block = cdist(queries, rows[start : start + step], "sqeuclidean", dtype="float32", out_dtype="float32")
+        squares[:, start : start + step] = np.asarray(block).reshape(len(queries), -1)
+    return squares
 
 
 def parallel_cdist(queries: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -62,6 +90,16 @@ def parallel_cdist(queries: np.ndarray, rows: np.ndarray) -> np.ndarray:
     if size < _PARALLEL_BYTES:
         squares = cdist(queries, rows, "sqeuclidean", dtype="float32", out_dtype="float32")
         return np.asarray(squares).reshape(len(queries), -1)
+    if len(queries) >= _BATCH:
+        squares = np.empty((len(queries), len(rows)), np.float32)
+        step = -(-len(queries) // _THREADS)
+
+        def fill(start: int) -> None:
+            squares[start : start + step] = cached_cdist(queries[start : start + step], rows)
+
+        # Not by SimSIMD's own threads: they would spin for a while afterwards, in the way of those that scan next.
+        in_threads(fill, range(0, len(queries), step))
+        return squares
     started = time.monotonic()
     threads = _THREADS if started > _single_threaded_until else 1
     squares = cdist(queries, rows, "sqeuclidean", dtype="float32", out_dtype="float32", threads=threads)
@@ -105,12 +143,8 @@ def smallest(values: np.ndarray, count: int) -> np.ndarray:
     if np.count_nonzero(near) != count * len(values):  # ties for the last place
         return np.asarray(np.argsort(values, axis=1, kind="stable")[:, :count])
     columns = near.nonzero()[1].reshape(-1, count)
-    return take_columns(columns, take_columns(values, columns).argsort(axis=1, kind="stable"))
-
-
-def take_columns(values: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Some columns of each row, as `np.take_along_axis`, which takes as long as a short scan."""
-    return np.asarray(values.take(columns + values.shape[1] * np.arange(len(values))[:, None]))
+    order = np.take_along_axis(values, columns, 1).argsort(axis=1, kind="stable")
+    return np.take_along_axis(columns, order, 1)
 
 
 def nearest_centre(vectors: np.ndarray, centres: np.ndarray) -> np.ndarray:

@@ -21,6 +21,7 @@ import pyarrow as pa
 from filelock import FileLock, Timeout
 
 from kedge.errors import GalleryError, KedgeError
+from kedge.gallery.distances import in_threads
 from kedge.gallery.location import LOCK, Location
 from kedge.gallery.schema import CHECKSUM, damaged_rows, seal_json, unseal_json
 from kedge.io import atomic_write
@@ -28,7 +29,7 @@ from kedge.io import atomic_write
 __all__ = ["Integrity", "system_reason", "wrap_read_errors"]
 
 _FILE = "checksums.json"
-_CHUNK = 1 << 22
+_CHUNK = 1 << 18
 _CLOCK_SKEW = 1.0
 """Seconds between the clock of a file system and that of a version."""
 _LANCE_ERRORS = (ValueError, OSError, RuntimeError, MemoryError, pa.ArrowException)
@@ -122,7 +123,8 @@ class Integrity:
         names = set(names) if again else set(names) - self._intact
         if not self.checksums.keys() >= names:
             self._load()
-        damaged = [name for name in sorted(names) if not _is_intact(self._folder / name, self.checksums.get(name))]
+        compared = in_threads(lambda name: (name, _is_intact(self._folder / name, self.checksums.get(name))), [*names])
+        damaged = sorted(name for name, is_intact in compared if not is_intact)
         self._intact = (self._intact | (self.checksums.keys() & names)) - set(damaged)
         return damaged
 
@@ -241,7 +243,8 @@ class Integrity:
         self._load()
         self._intact -= gone
         kept = {name: checksum for name, checksum in self.checksums.items() if name not in gone}
-        self.checksums = kept | {name: _file_checksum(self._folder / name) for name in new}
+        self.checksums = kept | dict(in_threads(lambda name: (name, _file_checksum(self._folder / name)), [*new]))
+        self._intact |= new
         self._inode = self._folder.stat().st_ino
         with atomic_write(self._folder / _FILE, at_once=False) as stream:
             stream.write(seal_json({"inode": self._inode, "files": self.checksums}, indent=0))
@@ -316,8 +319,8 @@ def _is_intact(file: Path, checksum: int | None) -> bool:
 
 
 def _file_checksum(file: Path) -> int:
-    checksum = 0
+    checksum, chunk = 0, memoryview(bytearray(_CHUNK))
     with file.open("rb", buffering=0) as stream:
-        while chunk := stream.read(_CHUNK):
-            checksum = zlib.crc32(chunk, checksum)
+        while size := stream.readinto(chunk):
+            checksum = zlib.crc32(chunk[:size], checksum)
     return checksum

@@ -23,7 +23,7 @@ from kedge.errors import GalleryError
 from kedge.gallery.anchor_index import ARRAYS as INDEX_ARRAYS
 from kedge.gallery.anchor_index import AnchorIndex
 from kedge.gallery.anchors import Anchors
-from kedge.gallery.distances import norms_of
+from kedge.gallery.distances import in_threads, norms_of
 from kedge.gallery.schema import require_valid, rows_with, seal_json, unseal_json, vectors_of
 from kedge.gallery.table import Table
 from kedge.io import atomic_write
@@ -269,7 +269,8 @@ def _describe_arrays(folder: Path) -> dict[str, Any]:
     """Type, shape and checksum of each array; those with a row for each item have one for every block of rows."""
     arrays = {file.stem: np.load(file, mmap_mode="r") for file in sorted(folder.glob("*.npy"))}
     rows, blocks = [np.asarray(arrays[name]) for name in _ROW_ARRAYS], -(-len(arrays["ids"]) // _BLOCK)
-    arrays[_BLOCKS] = np.array([_block_checksum(rows, block) for block in range(blocks)], dtype=np.uint32)
+    checksums = dict(in_threads(lambda block: (block, _block_checksum(rows, block)), range(blocks)))
+    arrays[_BLOCKS] = np.array([checksums[block] for block in range(blocks)], dtype=np.uint32)
     np.save(folder / f"{_BLOCKS}.npy", arrays[_BLOCKS])
     return {
         name: [array.dtype.str, list(array.shape), None if name in _ROW_ARRAYS else zlib.crc32(array.data)]

@@ -284,7 +284,7 @@ class Comparison:
             allowed &= self._mask if rows is None else self._mask[rows]
         near = k_nearest(squares, k, allowed, 1.0)
         near = near if rows is None else np.sort(rows[near])
-        columns = self.pair.looks.rank(near, self._by_differences(query, near), k)
+        columns = described(self.pair.looks.rank(near, self._by_differences(query, near), k))
         # The lists of the looks space have no names: an item's anchor is that of its class list.
         lists = dict(zip(self.pair.ids[near].tolist(), self.pair.lists[near].tolist(), strict=True))
         names = self.pair.classes.anchors.names

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from kedge.errors import ConfigError
-from kedge.gallery.inverted_lists import InvertedLists
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -70,12 +69,11 @@ class Columns(NamedTuple):
 
 @dataclass(slots=True)
 class NearestRows:
-    """Rows of one inverted list, nearest first; what they hold is read when somebody looks at it."""
+    """Rows of a snapshot, nearest first; what they hold is read when somebody looks at it."""
 
-    lists: InvertedLists
+    describe: Callable[[np.ndarray, np.ndarray], Columns]
     rows: np.ndarray
     squares: np.ndarray
-    anchor: str | None
 
 
 Nearest = Columns | NearestRows
@@ -83,10 +81,7 @@ Nearest = Columns | NearestRows
 
 def described(nearest: Nearest) -> Columns:
     """The hits by field."""
-    if isinstance(nearest, Columns):
-        return nearest
-    columns, anchors = nearest.lists.describe(nearest.rows), [nearest.anchor] * len(nearest.rows)
-    return Columns(*columns, np.sqrt(nearest.squares).tolist(), anchors)
+    return nearest if isinstance(nearest, Columns) else nearest.describe(nearest.rows, nearest.squares)
 
 
 class Result:

@@ -202,13 +202,14 @@ def row_checksums(rows: pa.RecordBatch | pa.Table) -> np.ndarray:
             column = column.cast(pa.int32() if column.type.bit_width == 32 else pa.int64())
         if column.null_count == len(rows):
             continue
-        is_vector = name in own and name in VECTORS
-        values = vectors_of(rows, name).astype("<f4", copy=False) if is_vector else column.to_pylist()
-        missing = np.asarray(column.is_null())
-        for row, value in enumerate(values):
-            if not missing[row]:
-                cell = value.tobytes() if is_vector else _encode_cell(value)
-                checksums[row] = zlib.crc32(cell, checksums[row] ^ key)
+        if name in own and name in VECTORS:
+            matrix = np.ascontiguousarray(vectors_of(rows, name), "<f4")
+            content, width = memoryview(matrix).cast("B"), matrix.strides[0]
+            cells: Iterable[Any] = (content[start : start + width] for start in range(0, len(content), width))
+        else:
+            cells = map(_encode_cell, column.to_pylist())
+        values = zip(checksums, cells, column.is_null().to_pylist(), strict=True)
+        checksums = [old if missing else zlib.crc32(cell, old ^ key) for old, cell, missing in values]
     return np.array(checksums, dtype=np.int64)
 
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from kedge.gallery.anchors import Anchors
-from kedge.gallery.distances import norms_of, parallel_cdist, smallest, squared_distances, take_columns
+from kedge.gallery.distances import cached_cdist, in_threads, norms_of, parallel_cdist, squared_distances
 from kedge.gallery.inverted_lists import InvertedLists
-from kedge.gallery.result import Columns, Nearest, NearestRows
+from kedge.gallery.result import Columns, NearestRows
 
 __all__ = ["BLOCK", "Part", "Selections", "Snapshot", "k_nearest"]
 
@@ -25,6 +25,8 @@ _ROUNDING = 1e-5
 """Of the squared lengths: the error of |x|² − 2x·q + |q|² in single precision."""
 _LONG_LIST, _MANY_QUERIES = 4096, 16
 """Beyond both, a matrix product that ranks and the k nearest computed again are faster than exact distances to all."""
+_PIECE, _LONG_PIECE = 1 << 14, 1 << 18
+"""Rows that are compared with queries at once: by exact distances, and by a matrix product."""
 _SPARSE = 4
 """Where one row in so many or fewer counts, only those are compared."""
 
@@ -51,9 +53,10 @@ class Selection(NamedTuple):
     rows: np.ndarray
     offsets: np.ndarray
 
-    def of_list(self, number: int | None) -> np.ndarray:
-        """The rows of a list, or of all."""
-        return self.rows if number is None else self.rows[self.offsets[number] : self.offsets[number + 1]]
+    def between(self, start: int, end: int) -> np.ndarray:
+        """The rows from one up to another."""
+        first, last = self.rows.searchsorted((start, end)).tolist()
+        return self.rows[first:last]
 
 
 Selections = Sequence[Selection | None]
@@ -65,16 +68,29 @@ class Range(NamedTuple):
 
     part: int
     number: int | None
-    asking: list[int]
+    asking: np.ndarray
     start: int
     end: int
 
+    @property
+    def by_product(self) -> bool:
+        """Whether a matrix product is faster."""
+        return len(self.asking) > _MANY_QUERIES and self.end - self.start > _LONG_LIST
+
+    def pieces(self) -> Iterator[Range]:
+        """It, cut so that the distances of a piece fit in memory and threads share the work."""
+        rows = _LONG_PIECE if self.by_product else _PIECE
+        queries = max(1, BLOCK // min(rows, self.end - self.start))
+        for first in range(0, len(self.asking), queries):
+            for start in range(self.start, self.end, rows):
+                asking, end = self.asking[first : first + queries], min(start + rows, self.end)
+                yield self._replace(asking=asking, start=start, end=end)
+
 
 class Candidates(NamedTuple):
-    """Rows of one list of a part (or of all, where `number` is None), nearest first, and exact squared distances."""
+    """Queries, a row for each, counted through all parts, and their exact squared distances."""
 
-    part: int
-    number: int | None
+    queries: np.ndarray
     rows: np.ndarray
     squares: np.ndarray
 
@@ -107,7 +123,7 @@ class Snapshot:
         min_candidates: int = 0,
         matching: Selections | None = None,
         exclude: np.ndarray | None = None,
-    ) -> tuple[list[Nearest], Sequence[np.ndarray] | None]:
+    ) -> tuple[list[NearestRows], Sequence[np.ndarray] | None]:
         """The k nearest items of each query, and the anchors whose lists were searched, nearest first (None: all).
 
         Searches the lists of the `probes` nearest anchors (None: all lists), and more until they hold
@@ -121,7 +137,7 @@ class Snapshot:
         hits = self.scan(queries, k, probed, matching, exclude)
         if matching is not None:
             return hits, probed
-        empty = [row for row, nearest in enumerate(hits) if isinstance(nearest, Columns) and not nearest.ids]
+        empty = [row for row, nearest in enumerate(hits) if not len(nearest.rows)]
         if empty:
             candidates = 1 if exclude is None else 2  # the excluded item counts as one
             farther = self.probe(queries[empty], k, probes, candidates)
@@ -154,9 +170,9 @@ class Snapshot:
         count = max(probes, _SORTED_ANCHORS)
         while True:
             order = numbers[anchors.nearest(queries, min(count, len(anchors)))]
-            needed = [np.searchsorted(np.cumsum(sizes[row]), min_candidates) + 1 for row in order]
-            if count >= len(anchors) or max(needed, default=0) <= count:
-                return [row[: max(probes, lists)] for row, lists in zip(order, needed, strict=True)]
+            needed = np.count_nonzero(sizes[order].cumsum(axis=1) < min_candidates, axis=1) + 1
+            if count >= len(anchors) or needed.max(initial=0) <= count:
+                return [row[:lists] for row, lists in zip(order, needed.clip(min=probes).tolist(), strict=True)]
             count *= 8  # of very many anchors, seldom all are needed
 
     def list_sizes(self, matching: Selections | None = None) -> np.ndarray:
@@ -191,32 +207,27 @@ class Snapshot:
         probed: Sequence[np.ndarray] | None,
         matching: Selections | None = None,
         exclude: np.ndarray | None = None,
-    ) -> list[Nearest]:
+    ) -> list[NearestRows]:
         """The k nearest items of each query in its probed lists, or (None) in all of them."""
         count = k if exclude is None else k + 1
         selections, ranges = self.alive if matching is None else matching, list(self.ranges(len(queries), probed))
-        excluded = [None] * len(queries) if exclude is None else exclude.tolist()
-        if len(queries) == 1 and len(ranges) > 1:
+        if len(queries) == 1:
             rows, squares = self._compare(queries, ranges, selections)
             near = k_nearest(squares, count, None)
-            return [self.rank(rows.take(near), squares.take(near), k, excluded[0])]
-        candidates: list[list[Candidates]] = [[] for _ in queries]
-        for part, number, asking, start, end in ranges:
-            lists, selection = self.parts[part].lists, selections[part]
-            own = None if selection is None else selection.of_list(number)
-            nearest = nearest_rows(lists, start, end, own, queries[asking], count)
-            for query, (rows, squares) in zip(asking, nearest, strict=True):
-                candidates[query].append(Candidates(part, number, rows, squares))
-        return [self._rank(of_query, k, id) for of_query, id in zip(candidates, excluded, strict=True)]
+            return [self.rank(rows.take(near), squares.take(near), k, None if exclude is None else exclude[0])]
+        limits = np.full(len(queries), np.inf, np.float32)
+        pieces = [piece for each in ranges for piece in each.pieces()]
+        found = in_threads(lambda piece: self._near(piece, queries, selections[piece.part], limits, count), pieces)
+        return self._merge(found, limits, k, exclude)
 
     def _compare(
         self, query: np.ndarray, ranges: Sequence[Range], selections: Selections
     ) -> tuple[np.ndarray, np.ndarray]:
         """The rows of some ranges, counted through all parts, and their squared distances to one query."""
-        rows, squares, sparse = list[np.ndarray](), list[np.ndarray](), dict[int, list[np.ndarray]]()
-        for part, number, _, start, end in ranges:
+        rows, squares, sparse = [np.empty(0, np.int64)], [np.empty(0, np.float32)], dict[int, list[np.ndarray]]()
+        for part, _, _, start, end in ranges:
             selection = selections[part]
-            own = np.arange(start, end) if selection is None else selection.of_list(number)
+            own = np.arange(start, end) if selection is None else selection.between(start, end)
             if len(own) * _SPARSE <= end - start:
                 sparse.setdefault(part, []).append(own)
                 continue
@@ -228,6 +239,73 @@ class Snapshot:
             rows.append(own + self.starts[part])
             squares.append(parallel_cdist(query, self.parts[part].lists.vectors.take(own, axis=0))[0])
         return np.concatenate(rows), np.concatenate(squares)
+
+    def _near(
+        self, piece: Range, queries: np.ndarray, selection: Selection | None, limits: np.ndarray, k: int
+    ) -> Candidates:
+        """The rows of a piece that may be among the k nearest of the queries that probe it.
+
+        `limits` has for each query what its k-th distance does not exceed, as far as it is known. Threads that set it
+        at once do no harm: one of their values stays, and each is true.
+        """
+        part, _, asking, start, end = piece
+        lists, columns = self.parts[part].lists, None
+        rows, vectors, norms = np.arange(start, end), lists.vectors[start:end], lists.norms[start:end]
+        if selection is not None:
+            rows = selection.between(start, end)
+            if len(rows) * _SPARSE <= end - start:
+                vectors, norms = lists.vectors.take(rows, axis=0), lists.norms.take(rows)
+            else:
+                columns = rows - start
+        queries = queries.take(asking, axis=0)
+        if piece.by_product:
+            lengths, squares = np.sqrt(norms_of(queries)), squared_distances(queries, vectors, norms)
+        else:
+            lengths, squares = None, cached_cdist(queries, vectors)
+        squares = squares if columns is None else squares.take(columns, axis=1)
+        limit = limits.take(asking)
+        if len(rows) > k:
+            limit = np.minimum(limit, _widen(np.partition(squares, k - 1, axis=1)[:, k - 1], lengths))
+            limits[asking] = limit
+        near = squares <= _widen(limit, lengths)[:, None]
+        cells = np.flatnonzero(near)
+        query, column = np.divmod(cells, max(1, len(rows)))
+        exact = squares.take(cells)
+        if piece.by_product:  # which loses digits near zero
+            chosen = np.split(
+                column if columns is None else columns.take(column), query.searchsorted(range(1, len(queries)))
+            )
+            pairs = zip(queries[:, None], chosen, strict=True)
+            exact = np.concatenate([cached_cdist(one, vectors.take(some, axis=0))[0] for one, some in pairs])
+        return Candidates(asking.take(query), rows.take(column) + self.starts[part], exact)
+
+    def _merge(
+        self, found: Sequence[Candidates], limits: np.ndarray, k: int, exclude: np.ndarray | None
+    ) -> list[NearestRows]:
+        """The k nearest of the candidates of each query."""
+        none = Candidates(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))
+        queries, rows, squares = (np.concatenate(columns) for columns in zip(none, *found, strict=True))
+        near = squares <= limits.take(queries)
+        if exclude is not None:
+            near &= self.ids(rows) != exclude.take(queries)
+        queries, rows, squares = queries[near], rows[near], squares[near]
+        # Squares are not negative, and are in the order of their bits.
+        order = self._order(queries << 32 | squares.view(np.int32), rows)
+        rows, squares = rows.take(order), squares.take(order)
+        bounds = pairwise(np.bincount(queries + 1, minlength=len(limits) + 1).cumsum().tolist())
+        slices = (slice(start, min(end, start + k)) for start, end in bounds)
+        return [NearestRows(self.columns, rows[own], squares[own]) for own in slices]
+
+    def _order(self, keys: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """What sorts rows by their keys, ties by id."""
+        order = keys.argsort()
+        ordered = keys.take(order)
+        same = ordered[1:] == ordered[:-1]
+        if same.any():  # seldom, and then few
+            tied = np.flatnonzero(np.append(same, False) | np.append(False, same))
+            some = order.take(tied)
+            order[tied] = some.take(np.lexsort((self.ids(rows.take(some)), keys.take(some))))
+        return order
 
     def ranges(self, queries: int, probed: Sequence[np.ndarray] | None) -> Iterator[Range]:
         """What is to be scanned.
@@ -243,28 +321,18 @@ class Snapshot:
                 lists.prefetch(number for number, _ in by_list if number is not None)
             for number, asking in by_list:
                 start, end = (0, len(lists)) if number is None else lists.bounds(number)
-                if start < end and asking:
+                if start < end and len(asking):
                     yield Range(number_of_part, number, asking, start, end)
 
-    def _rank(self, candidates: list[Candidates], k: int, exclude_id: int | None) -> Nearest:
-        """Candidates of all lists and parts by distance, ties by id."""
-        if len(candidates) == 1 and exclude_id is None:
-            part, number, rows, squares = candidates[0]
-            if number is not None and len(rows):  # the rows of a list are in order of their ids
-                return NearestRows(self.parts[part].lists, rows, squares, self.anchors.names[number])
-        rows = np.concatenate([np.empty(0, int), *(self.starts[part] + rows for part, _, rows, _ in candidates)])
-        squares = np.concatenate([np.empty(0, np.float32), *(each.squares for each in candidates)])
-        return self.rank(rows, squares, k, exclude_id)
-
-    def rank(self, rows: np.ndarray, squares: np.ndarray, k: int, exclude_id: int | None = None) -> Columns:
+    def rank(self, rows: np.ndarray, squares: np.ndarray, k: int, exclude_id: int | None = None) -> NearestRows:
         """The k nearest of some rows, counted through all parts, by distance, ties by id."""
-        ids = np.empty(len(rows), np.int64)
-        for lists, mine, own in self.split(rows):
-            ids[mine] = lists.ids.take(own)
-        order = np.lexsort((ids, squares))
+        order = self._order(squares, rows)
         if exclude_id is not None:
-            order = order[ids[order] != exclude_id]
-        rows, squares = rows[order[:k]], squares[order[:k]]
+            order = order[self.ids(rows.take(order)) != exclude_id]
+        return NearestRows(self.columns, rows.take(order[:k]), squares.take(order[:k]))
+
+    def columns(self, rows: np.ndarray, squares: np.ndarray) -> Columns:
+        """Hits by field, of rows that are counted through all parts."""
         by_part = [(mine, self._columns(lists, own, squares[mine])) for lists, mine, own in self.split(rows)]
         if len(by_part) == 1:
             return by_part[0][1]
@@ -275,9 +343,13 @@ class Snapshot:
         return Columns(*table.T.tolist())
 
     def _columns(self, lists: InvertedLists, rows: np.ndarray, squares: np.ndarray) -> Columns:
-        numbers = (lists.offsets.searchsorted(rows, side="right") - 1).tolist()
-        anchors = [self.anchors.names[number] for number in numbers]
-        return Columns(*lists.describe(rows), np.sqrt(squares).tolist(), anchors)
+        numbers = lists.offsets.searchsorted(rows, side="right") - 1
+        return Columns(*lists.describe(rows), np.sqrt(squares).tolist(), self._names.take(numbers).tolist())
+
+    @cached_property
+    def _names(self) -> np.ndarray:
+        """Of the anchors, to be taken many at once."""
+        return np.array(self.anchors.names, dtype=object)
 
     # ------------------------------------------------------------------ rows, counted through all parts
 
@@ -297,6 +369,13 @@ class Snapshot:
             if len(mine):
                 yield part.lists, mine, rows[mine] - self.starts[number]
 
+    def ids(self, rows: np.ndarray) -> np.ndarray:
+        """The ids of some rows."""
+        ids = np.empty(len(rows), np.int64)
+        for lists, mine, own in self.split(rows):
+            ids[mine] = lists.ids.take(own)
+        return ids
+
     def vectors(self, rows: np.ndarray) -> np.ndarray:
         """The vectors of some rows, compared with their checksums."""
         vectors = np.empty((len(rows), self.anchors.vectors.shape[1]), np.float32)
@@ -306,53 +385,17 @@ class Snapshot:
         return vectors
 
 
-def _queries_by_list(queries: int, probed: Sequence[np.ndarray] | None) -> list[tuple[int | None, list[int]]]:
+def _queries_by_list(queries: int, probed: Sequence[np.ndarray] | None) -> list[tuple[int | None, np.ndarray]]:
     """The lists to scan (None: all), and the queries that probe each."""
+    asking = np.arange(queries)
     if probed is None:
-        return [(None, list(range(queries)))]
+        return [(None, asking)]
     if queries == 1:
-        return [(number, [0]) for number in probed[0].tolist()]
-    asking: dict[int | None, list[int]] = {}
-    for row, numbers in enumerate(probed):
-        for number in numbers.tolist():
-            asking.setdefault(number, []).append(row)
-    return list(asking.items())
-
-
-def nearest_rows(
-    lists: InvertedLists, start: int, end: int, rows: np.ndarray | None, queries: np.ndarray, k: int
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """For each query the k nearest of the rows `start:end`, or of some of these, ties by row; squared distances."""
-    vectors, norms, columns = lists.vectors[start:end], lists.norms[start:end], None
-    if rows is not None and len(rows) * _SPARSE <= end - start:
-        vectors, norms = lists.vectors.take(rows, axis=0), lists.norms.take(rows)
-    elif rows is not None:
-        columns = rows - start
-    step = max(1, BLOCK // max(1, len(vectors)))
-    for first in range(0, len(queries), step):
-        block = queries[first : first + step]
-        if len(block) > _MANY_QUERIES and len(vectors) > _LONG_LIST:
-            nearest = _by_product(block, vectors, norms, columns, k)
-        else:
-            squares = parallel_cdist(block, vectors)
-            squares = squares if columns is None else squares.take(columns, axis=1)
-            order = smallest(squares, k)
-            nearest = zip(order, take_columns(squares, order), strict=True)
-        for of_query, its_squares in nearest:
-            yield of_query + start if rows is None else rows.take(of_query), its_squares
-
-
-def _by_product(
-    queries: np.ndarray, vectors: np.ndarray, norms: np.ndarray, columns: np.ndarray | None, k: int
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The same by a matrix product, which loses digits near zero: candidates are computed again, by differences."""
-    lengths, product = np.sqrt(norms_of(queries)).tolist(), squared_distances(queries, vectors, norms)
-    for query, length, squares in zip(queries, lengths, product, strict=True):
-        near = k_nearest(squares if columns is None else squares.take(columns), k, None, length)
-        chosen = near if columns is None else columns.take(near)
-        exact = parallel_cdist(query[None], vectors.take(chosen, axis=0))[0]
-        order = exact.argsort(kind="stable")[:k]
-        yield near.take(order), exact.take(order)
+        return [(number, asking) for number in probed[0].tolist()]
+    numbers, asking = np.concatenate([asking[:0], *probed]), asking.repeat([len(lists) for lists in probed])
+    order = numbers.argsort(kind="stable")
+    lists, starts = np.unique(numbers[order], return_index=True)
+    return list(zip(lists.tolist(), np.split(asking[order], starts[1:]), strict=False))
 
 
 def k_nearest(squares: np.ndarray, k: int, mask: np.ndarray | None, length: float | None = None) -> np.ndarray:
@@ -368,9 +411,16 @@ def k_nearest(squares: np.ndarray, k: int, mask: np.ndarray | None, length: floa
     partitioned = squares.copy()
     partitioned.partition(k - 1)
     limit = partitioned[k - 1]
-    if length is not None:
-        # A row nearer than the k-th is no longer than this, and so are the digits it can have lost.
-        kth = max(0.0, float(limit))
-        limit = kth + 2 * _ROUNDING * ((length + math.sqrt(kth)) ** 2 + length**2)
-    nearest: np.ndarray = (squares <= limit).nonzero()[0]
+    nearest: np.ndarray = (squares <= _widen(limit, length)).nonzero()[0]
     return nearest if rows is None else rows[nearest]
+
+
+def _widen(kth: Any, length: Any) -> Any:
+    """The k-th smallest square of a matrix product, and its rounding error, by the length of the query (None: exact).
+
+    A row nearer than the k-th is no longer than this, and so are the digits it can have lost.
+    """
+    if length is None:
+        return kth
+    kth = np.maximum(kth, 0)
+    return kth + 2 * _ROUNDING * ((length + np.sqrt(kth)) ** 2 + length**2)

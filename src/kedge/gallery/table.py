@@ -41,6 +41,8 @@ __all__ = ["LOCK", "MEMORY", "Change", "Table", "Version"]
 MEMORY = 1 << 30
 """Bytes that a gallery may keep in memory beside the page cache."""
 _LOCK_SECONDS = 10.0
+_SMALL_FILE = 1 << 15
+"""Files of fewer rows are joined; to write larger ones anew takes longer than it saves."""
 _SENTINEL = "987654321987"
 _MTIME_RESOLUTION = 50_000_000
 """Nanoseconds: coarser than any file system's clock."""
@@ -314,7 +316,7 @@ class Table:
     def compact(self) -> None:
         """Join the small files that many additions leave."""
         with self._modifying() as dataset:
-            dataset.optimize.compact_files()
+            dataset.optimize.compact_files(target_rows_per_fragment=_SMALL_FILE)
 
     def forget(self, days: float) -> None:
         """Remove older versions, and the files that no other version needs."""
