@@ -58,7 +58,8 @@ def _load_cdist() -> Any:
 
 
 cdist = _load_cdist()
-T, R = TypeVar("T"), TypeVar("R")
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 def in_threads(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
