@@ -204,7 +204,7 @@ def row_checksums(rows: pa.RecordBatch | pa.Table) -> np.ndarray:
             continue
         if name in own and name in VECTORS:
             matrix = np.ascontiguousarray(vectors_of(rows, name), "<f4")
-            content, width = memoryview(matrix).cast("B"), matrix.strides[0]
+            content, width = matrix.data.cast("B"), matrix.strides[0]
             cells: Iterable[Any] = (content[start : start + width] for start in range(0, len(content), width))
         else:
             cells = map(_encode_cell, column.to_pylist())
