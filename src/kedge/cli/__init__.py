@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 
 import typer
@@ -51,6 +52,7 @@ def _options(version: bool = typer.Option(False, "--version", help="Print the ve
 
 def main() -> None:
     """Run the command; an error of the user's is one sentence on stderr and exit status 2."""
+    gc.set_threshold(50_000)  # imports make so many objects that looking for garbage is a tenth of a start
     plain_warnings()
     try:
         app()
