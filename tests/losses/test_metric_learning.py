@@ -355,3 +355,19 @@ def test_a_projection_is_trained_and_dropped(tiny: list[str], tmp_path: Path) ->
     kept = torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
     assert any(name.startswith("loss.projection") for name in kept)
     assert not any("projection" in name for name in model.encoder.state_dict())
+
+
+@pytest.mark.parametrize("name", ["ArcFaceLoss", "CosFaceLoss", "NormalizedSoftmaxLoss", "ProxyAnchorLoss"])
+def test_proxies_classify_as_the_librarys_logits_do(name: str) -> None:
+    loss, (embeddings, _) = ours(name), batch(200)
+    predicted = loss.predict(embeddings)
+    assert loss.predicts_classes
+    assert torch.equal(predicted, loss.loss.get_logits(embeddings).argmax(dim=1))
+    assert len(predicted.unique()) == CLASSES
+
+
+@pytest.mark.parametrize("settings", [{"loss": "TripletMarginLoss"}, {"loss": "ArcFaceLoss", "projection": DIM}])
+def test_without_proxies_of_its_embeddings_a_loss_knows_no_classes(settings: dict[str, Any]) -> None:
+    loss, (embeddings, _) = ours(**settings), batch()
+    assert not loss.predicts_classes
+    assert loss.predict(embeddings) is None

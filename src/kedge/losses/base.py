@@ -76,6 +76,11 @@ class RetrievalLoss(nn.Module):
         del embeddings
         return None
 
+    @property
+    def predicts_classes(self) -> bool:
+        """Whether `predict` knows classes; validation then measures accuracy, otherwise 1-NN accuracy."""
+        return type(self).predict is not RetrievalLoss.predict
+
     def extra_repr(self) -> str:
         """The settings, for printing."""
         names = inspect.signature(type(self)).parameters

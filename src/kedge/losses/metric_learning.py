@@ -30,7 +30,7 @@ class MetricLearningLoss(RetrievalLoss):
 
     `arguments` and `miner_arguments` go to their constructors; the number of classes and the size of embeddings go
     to those that cannot do without. `name` is what models and tables call it: by default, the name of its class.
-    It knows no classes (`predict`), even where the library keeps a proxy for each: all are chosen by their neighbours.
+    Where the library keeps a proxy for each class (ArcFace, CosFace, ProxyAnchor …), it classifies by the most similar.
     With `projection`, the loss sees embeddings through two layers of its own of that output size, which no model keeps,
     as in SupCon; the model's embeddings are then divided by their length.
 
@@ -61,6 +61,7 @@ class MetricLearningLoss(RetrievalLoss):
         super().__init__()
         if miner is None and miner_arguments:
             raise ConfigError(f"miner_arguments={dict(miner_arguments)} without a miner: name one, or leave them out.")
+        self.dim = dim
         self.projection: nn.Module = nn.Identity()
         if projection is not None:
             check_count("projection", projection, otherwise="null")
@@ -86,6 +87,30 @@ class MetricLearningLoss(RetrievalLoss):
         with torch.autocast(embeddings.device.type, enabled=False):
             embeddings = self.projection(in_full_precision(embeddings))
             return self._reduced(self._single_losses(embeddings, labels), embeddings, labels)
+
+    @property
+    def classifier(self) -> tuple[Tensor, None] | None:
+        """The proxies, of length 1, as weights of a linear classifier; None where classes have none of their own."""
+        if isinstance(self.projection, nn.Sequential) or type(self.loss).__name__ in _LENGTH_MATTERS:
+            return None
+        proxies, weight = (getattr(self.loss, name, None) for name in ("proxies", "W"))
+        proxies = proxies if weight is None else weight.T
+        if proxies is None or proxies.shape != (self.num_classes, self.dim):
+            return None
+        return nn.functional.normalize(proxies.detach(), dim=1), None
+
+    @property
+    def predicts_classes(self) -> bool:
+        """Whether the library keeps a proxy for each class."""
+        return self.classifier is not None
+
+    @torch.no_grad()
+    def predict(self, embeddings: Tensor) -> Tensor | None:
+        """The class with the most similar proxy, for each embedding; None where there are no proxies."""
+        if self.classifier is None:
+            return None
+        with torch.autocast(embeddings.device.type, enabled=False):
+            return (in_full_precision(embeddings) @ self.classifier[0].T).argmax(dim=1)
 
     def mixed_components(
         self, embeddings: Tensor, labels: Tensor, others: Tensor, weights: Tensor

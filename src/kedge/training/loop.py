@@ -18,7 +18,6 @@ from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
 from kedge.console import stderr
 from kedge.distributed import all_gather_rows, all_reduce_mean_, is_rank_zero
 from kedge.errors import TrainingError
-from kedge.losses import RetrievalLoss
 from kedge.losses.base import in_full_precision
 from kedge.metrics import rank_relevant
 from kedge.training.checkpoint import ModelCheckpoint, handle_signals, interrupted, load_checkpoint
@@ -57,7 +56,7 @@ class TrainingLoop:
         self.step, self.data, self.settings, self.recipe = step, data, settings, settings.recipe
         self.accelerator, self.layout, self.folder, self.loggers = accelerator, accelerator.layout, folder, loggers
         self.scaler = accelerator.scaler
-        self.predicts_classes = type(step.loss).predict is not RetrievalLoss.predict
+        self.predicts_classes = step.loss.predicts_classes
         self.target = "train/loss"
         """The metric that a plateau schedule watches."""
         if data.held_out is not None:

@@ -299,7 +299,7 @@ class _Run:
             splits.get("held_out"),
             batch_size=self.recipe.batch_size,
             seed=self.settings.seed,
-            classes=None if type(self.loss).predict is RetrievalLoss.predict else len(self.dataset.classes),
+            classes=len(self.dataset.classes) if self.loss.predicts_classes else None,
             for_gpu=self.device.type == "cuda",
             layout=self.layout,
             labels=self.images.labels,
