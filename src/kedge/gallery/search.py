@@ -224,6 +224,10 @@ class Snapshot:
         self, query: np.ndarray, ranges: Sequence[Range], selections: Selections
     ) -> tuple[np.ndarray, np.ndarray]:
         """The rows of some ranges, counted through all parts, and their squared distances to one query."""
+        if len(ranges) == 1 and selections[ranges[0].part] is None:
+            part, _, _, start, end = ranges[0]
+            vectors, first = self.parts[part].lists.vectors[start:end], int(self.starts[part])
+            return np.arange(first + start, first + end), parallel_cdist(query, vectors)[0]
         rows, squares, sparse = [np.empty(0, np.int64)], [np.empty(0, np.float32)], dict[int, list[np.ndarray]]()
         for part, _, _, start, end in ranges:
             selection = selections[part]
