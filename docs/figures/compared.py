@@ -24,7 +24,7 @@ def read(name: str) -> Any:
 
 def search(theme: Theme) -> Figure:
     """Time of one query and what it finds, beside FAISS and others."""
-    sizes = {int(size): found["systems"] for run in read("search")["runs"] for size, found in run["sizes"].items()}
+    sizes = {int(size): found["systems"] for size, found in read("search")["sizes"].items()}
     figure = Figure((9.6, 4.3), layout="constrained")
     for axes, (size, systems) in zip(
         figure.subplots(1, len(sizes), squeeze=False)[0], sorted(sizes.items()), strict=True
