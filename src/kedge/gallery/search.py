@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -27,6 +27,8 @@ _LONG_LIST, _MANY_QUERIES = 4096, 16
 """Beyond both, a matrix product that ranks and the k nearest computed again are faster than exact distances to all."""
 _PIECE, _LONG_PIECE = 1 << 14, 1 << 18
 """Rows that are compared with queries at once: by exact distances, and by a matrix product."""
+_THREADED_PAIRS = 5000
+"""Of queries and rows: where pieces have fewer, threads wait longer for the interpreter's lock than they compare."""
 _SPARSE = 4
 """Where one row in so many or fewer counts, only those are compared."""
 
@@ -217,8 +219,15 @@ class Snapshot:
             return [self.rank(rows.take(near), squares.take(near), k, None if exclude is None else exclude[0])]
         limits = np.full(len(queries), np.inf, np.float32)
         pieces = [piece for each in ranges for piece in each.pieces()]
-        found = in_threads(lambda piece: self._near(piece, queries, selections[piece.part], limits, count), pieces)
-        return self._merge(found, limits, k, exclude)
+        pairs = sum(len(piece.asking) * (piece.end - piece.start) for piece in pieces)
+        is_threaded = pairs > _THREADED_PAIRS * len(pieces)
+        # SimSIMD's own threads would spin in the way of ours.
+        compare = cached_cdist if is_threaded else parallel_cdist
+
+        def near(piece: Range) -> Candidates:
+            return self._near(piece, queries, selections[piece.part], limits, count, compare)
+
+        return self._merge(in_threads(near, pieces) if is_threaded else list(map(near, pieces)), limits, k, exclude)
 
     def _compare(
         self, query: np.ndarray, ranges: Sequence[Range], selections: Selections
@@ -245,7 +254,13 @@ class Snapshot:
         return np.concatenate(rows), np.concatenate(squares)
 
     def _near(
-        self, piece: Range, queries: np.ndarray, selection: Selection | None, limits: np.ndarray, k: int
+        self,
+        piece: Range,
+        queries: np.ndarray,
+        selection: Selection | None,
+        limits: np.ndarray,
+        k: int,
+        compare: Callable[[np.ndarray, np.ndarray], np.ndarray],
     ) -> Candidates:
         """The rows of a piece that may be among the k nearest of the queries that probe it.
 
@@ -265,7 +280,7 @@ class Snapshot:
         if piece.by_product:
             lengths, squares = np.sqrt(norms_of(queries)), squared_distances(queries, vectors, norms)
         else:
-            lengths, squares = None, cached_cdist(queries, vectors)
+            lengths, squares = None, compare(queries, vectors)
         squares = squares if columns is None else squares.take(columns, axis=1)
         limit = limits.take(asking)
         if len(rows) > k:
@@ -280,7 +295,7 @@ class Snapshot:
                 column if columns is None else columns.take(column), query.searchsorted(range(1, len(queries)))
             )
             pairs = zip(queries[:, None], chosen, strict=True)
-            exact = np.concatenate([cached_cdist(one, vectors.take(some, axis=0))[0] for one, some in pairs])
+            exact = np.concatenate([compare(one, vectors.take(some, axis=0))[0] for one, some in pairs])
         return Candidates(asking.take(query), rows.take(column) + self.starts[part], exact)
 
     def _merge(
