@@ -224,10 +224,11 @@ class Snapshot:
         # SimSIMD's own threads would spin in the way of ours.
         compare = cached_cdist if is_threaded else parallel_cdist
 
-        def near(piece: Range) -> Candidates:
+        def candidates(piece: Range) -> Candidates:
             return self._near(piece, queries, selections[piece.part], limits, count, compare)
 
-        return self._merge(in_threads(near, pieces) if is_threaded else list(map(near, pieces)), limits, k, exclude)
+        found = in_threads(candidates, pieces) if is_threaded else list(map(candidates, pieces))
+        return self._merge(found, limits, k, exclude)
 
     def _compare(
         self, query: np.ndarray, ranges: Sequence[Range], selections: Selections
