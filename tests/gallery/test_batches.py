@@ -75,7 +75,7 @@ def test_hits_are_those_of_an_exhaustive_search(
     for name in ("_LONG_LIST", "_MANY_QUERIES"):
         monkeypatch.setattr(search, name, 0 if product else HUGE)
     for name in ("_PIECE", "_LONG_PIECE"):
-        monkeypatch.setattr(search, name, 50)
+        monkeypatch.setattr(search, name, 50 if threaded else HUGE)
     queries, kept = integers(QUERIES, 4), set(gallery.ids(where))
     own = [5 * row + 4 for row in range(QUERIES)] if exclude else None
     how = {"method": "brute_force"} if probes is None else {"probes": probes}
