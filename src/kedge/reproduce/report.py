@@ -109,8 +109,9 @@ def _selections(
         selection = _selection(experiment, group, data_files)
         if selection.sweep == ():
             continue
-        keys = {job.key for job in experiment.jobs(selection)}
-        own = [line for line in group if line.key in keys]
+        # Not by their keys, for each of which Hydra would compose a configuration.
+        jobs = {replace(job, measures=()) for job in experiment.jobs(selection)}
+        own = [line for line in group if replace(line.job, measures=()) in jobs]
         specific = {(line.dataset, line.encoder) for line in own if experiment.is_specific(line.job)}
         if own := [line for line in own if (line.dataset, line.encoder) in specific]:
             yield _selection(experiment, own, data_files), own
