@@ -16,7 +16,7 @@ from kedge.metrics import knn_accuracy, mean_average_precision
 
 LEAGUE = ["triplet", "arcface", "center", "cosface", "proxy_anchor", "supcon", "multi_similarity"]
 """One of pairs, one of proxies and Kedge's own first: all others are trained in the soak."""
-RATES = {"kedge": {"center": 0.05, "supcon": 0.1}, "paper": {"supcon": 0.05, "triplet": 3e-3}}
+RATES = {"kedge": {"center": 0.05, "supcon": 0.2}, "paper": {"supcon": 0.05, "triplet": 3e-3}}
 """Rates for small batches and few steps: the recipes' own are meant for hundreds of pictures and epochs."""
 
 
