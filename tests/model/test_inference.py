@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -87,8 +88,9 @@ def same(model: Model, pixels: Tensor) -> bool:
     [
         ("resnet10", True, "unit", "fused"),
         ("bottlenecks", False, "bounded", "fused"),
-        ("timm:resnet10t", False, "bounded", "folded, channels last"),
-        ("timm:mobilenetv3_small_050", True, "bounded", "folded, channels last"),
+        ("timm:resnet10t", False, "bounded", "fused"),
+        ("timm:mobilenetv3_small_050", True, "bounded", "fused"),
+        ("timm:tf_efficientnet_lite0", False, "bounded", "fused"),
     ],
 )
 def test_auto_is_the_same_function(name: str, flip_tta: bool, head: str, expected: str) -> None:
@@ -96,6 +98,45 @@ def test_auto_is_the_same_function(name: str, flip_tta: bool, head: str, expecte
     for count in (1, 3, 12):
         assert same(model, draw(count))
     assert model.engine == f"auto: {expected}"
+
+
+@pytest.mark.parametrize("side", [31, 33, 34, 36])
+def test_fused_padding_suits_images_of_other_sizes(side: int) -> None:
+    """TensorFlow's padding depends on the size; the copy was made for 32 pixels."""
+    model = make_model("timm:tf_efficientnet_lite0")
+    model.preprocessing = replace(model.preprocessing, size=None)
+    assert same(model, draw(2))
+    assert same(model, draw(2, side))
+    assert model.engine == "auto: fused"
+
+
+def test_without_onednn_a_copy_is_only_folded(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    assert same(model, draw(3))
+    assert model.engine == "auto: folded, channels last"
+
+
+class Shared(nn.Module):
+    """One activation behind two convolutions, another kind behind a third, and an output that is used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = [(nn.Conv2d(width, 8, 3, padding=1), nn.BatchNorm2d(8)) for width in (3, 8, 8, 8)]
+        self.layers = nn.ModuleList(nn.Sequential(*pair) for pair in layers)
+        self.shared, self.own, self.unfused = nn.ReLU(inplace=True), nn.ReLU6(), nn.ELU()
+
+    def forward(self, images: Tensor) -> Tensor:
+        first, second, third, fourth = self.layers
+        images = self.shared(second(self.shared(first(images))))
+        return (self.unfused(third(images)) + self.own(fourth(images)) + images).mean((2, 3))
+
+
+def test_only_activations_of_one_convolution_are_fused() -> None:
+    encoder = learned(Encoder("shared", Backbone(Shared(), 8, "imagenet", ()), dim=DIM, head="linear"))
+    preprocessing = Preprocessing(SIDE, (0.4, 0.5, 0.6), (0.2, 0.2, 0.3))
+    model = Model(encoder, anchors=None, classes=[], preprocessing=preprocessing)
+    assert same(model, draw(3))
+    assert model.engine == "auto: fused"
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc's malloc")

@@ -1,8 +1,9 @@
 """CPU inference: the network that computes features in place of the encoder, in batches that fit the cache.
 
-`auto` runs a copy of the backbone, channels last: batch normalisation is folded into the convolutions, and
-torchvision's ResNets are fused for oneDNN. `onnxruntime` runs an ONNX session, `eager` the encoder itself. A copy whose
-features differ from the encoder's by more than `TOLERANCE` is not used.
+`auto` runs a copy of the backbone, channels last: batch normalisation is folded into the convolutions, which are fused
+for oneDNN with the activations behind them and, in torchvision's ResNets, with the shortcut. `onnxruntime` runs an ONNX
+session, `eager` the encoder itself. A copy whose features differ from the encoder's by more than `TOLERANCE` is not
+used.
 
 An encoder that is in training, on a GPU, hooked, under autocast or not in float32 is always run as it is. Changed
 weights or layers are noticed, and the copy is made again; whoever writes through `weight.data` sets `Model.engine`
@@ -26,7 +27,7 @@ from torch import Tensor, nn
 
 from kedge.encoders import Encoder
 from kedge.errors import ConfigError, ModelError
-from kedge.model.fusion import fold_batchnorm, fuse_resnet
+from kedge.model.fusion import fold_batchnorm, fuse_convolutions
 
 __all__ = ["ENGINES", "TOLERANCE", "Inference"]
 
@@ -96,7 +97,7 @@ class Inference:
     def _copy(self, encoder: Encoder, images: Tensor, flip_tta: bool) -> _Forward:
         with suppress(Exception):  # a network that cannot be copied in this way runs as it is
             if (copy := fold_batchnorm(encoder, images[:1])) is not None:
-                self._chosen = "fused" if fuse_resnet(copy) else "folded, channels last"
+                self._chosen = "fused" if fuse_convolutions(copy, images[:1]) else "folded, channels last"
                 network = copy.to(memory_format=torch.channels_last)
 
                 def forward(images: Tensor, flip_tta: bool) -> Tensor:
