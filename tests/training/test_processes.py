@@ -14,18 +14,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import fields, make_dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.launcher.api import LaunchConfig
 
 from kedge import Model, train
+from kedge.config.compose import compose
 from kedge.errors import ConfigError
-from kedge.training import resume_run
+from kedge.training import parallel, resume_run
 from kedge.training.checkpoint import Interrupted
-from kedge.training.parallel import _reason
+from kedge.training.config import Settings
+from kedge.training.parallel import _reason, layout_of
 
 SCRIPT = Path(__file__).parent / "several/runs.py"
 SGD = [
@@ -127,6 +131,8 @@ def assert_same(one: Found, other: Found, within: float) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_two_processes_end_with_the_weights_of_one(case: str, found: dict[str, list[Found]]) -> None:
+    if case in ("triplet", "supcon", "arcface"):
+        pytest.importorskip("pytorch_metric_learning")
     alone, (first, second) = found["alone"][0], found["together"]
     assert_same(first[case], second[case], 0)
     assert_same(alone[case], first[case], 1e-8)
@@ -346,6 +352,14 @@ def test_settings_that_cannot_be_met(tiny: list[str], tmp_path: Path, monkeypatc
     sharp = ["trainer.accumulate=2", "recipe.sam.radius=0.1"]
     with pytest.raises(ConfigError, match=r"recipe.sam needs the whole batch at once"):
         train(overrides=[*tiny, *sharp], folder=tmp_path / "run")
+
+
+def test_a_torch_that_cannot_be_told_how_long_to_wait_is_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    settings = Settings.from_config(compose(["trainer.accelerator=cpu", "trainer.devices=2"]))
+    layout = layout_of(settings, resumed=False)
+    known = [(field.name, field.type, field) for field in fields(LaunchConfig) if field.name != "shutdown_timeout"]
+    monkeypatch.setattr(parallel, "LaunchConfig", make_dataclass("Older", known))
+    assert parallel._launch_config(layout, str(tmp_path)).nproc_per_node == 2
 
 
 @pytest.mark.soak

@@ -44,7 +44,8 @@ def familiarity_with(
     import torch  # a gallery's table is read without it
     from torch.nn.functional import normalize
 
-    classes = torch.cdist(embeddings, anchors).argmin(dim=1)
+    # A frozen encoder's features are kept on the host, where the head is on the GPU.
+    classes = torch.cdist(embeddings, anchors).argmin(dim=1).to(features.device)
     queries, gallery = normalize(features, dim=1), normalize(gallery, dim=1)
     own = torch.zeros(len(queries))
     nearest = torch.cat([(part @ gallery.T).amax(dim=1).cpu() for part in torch.split(queries, _BLOCK)])

@@ -14,7 +14,7 @@ import uuid
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -221,12 +221,13 @@ def _launch_config(layout: Layout, log_folder: str) -> LaunchConfig:
         address, port, node_rank = (os.environ[name] for name in _RENDEZVOUS)
         meeting = {"rdzv_backend": "static", "rdzv_endpoint": f"{address}:{port}", "run_id": "kedge"}
         meeting["rdzv_configs"] = {"rank": int(node_rank), "timeout": 900}
+    if "shutdown_timeout" in {field.name for field in fields(LaunchConfig)}:  # older releases of torch wait 30 seconds
+        meeting["shutdown_timeout"] = _SHUTDOWN_SECONDS
     return LaunchConfig(
         min_nodes=layout.nodes,
         max_nodes=layout.nodes,
         nproc_per_node=layout.devices,
         max_restarts=0,
-        shutdown_timeout=_SHUTDOWN_SECONDS,
         logs_specs=DefaultLogsSpecs(log_dir=log_folder),
         **meeting,
     )
