@@ -71,23 +71,8 @@ def folder(
     base = Path(path).expanduser()
     splits = _split_folders(base)
     sources = [_list_split(base, split) for split in splits]
-    decoding: dict[str, Any] = {"size": size, "crop_pct": crop_pct, "interpolation": interpolation}
-    preprocessing = Preprocessing(**decoding)
-    array = keep(*sources, **decoding, pixels=False, scan=scan)
-    rows = [(source, row) for source in sources for row in range(len(source))]
-
-    def read(number: int) -> np.ndarray:
-        source, row = rows[number]
-        return preprocessing.to_pixels(source.read(row)[0])
-
-    def decode() -> np.ndarray:
-        if keep(*sources, **decoding) != array:
-            raise DataError(f"{base.resolve().name} has changed since it was listed: start again.")
-        return open_array(array)[0]
-
-    images = FileImages((len(rows), 3, size, size), read, decode)
-    _, notes = open_array(array, pixels=False)
-    dataset = noted(images, notes, test_fraction, seed, files=[source.path(row) for source, row in rows])
+    cropping: dict[str, Any] = {"crop_pct": crop_pct, "interpolation": interpolation}
+    dataset = from_files(*sources, size=size, test_fraction=test_fraction, seed=seed, scan=scan, **cropping)
     if len(splits) == 1 and test_fraction > 0:
         _check_singles(base, dataset)
     beside = (file for split in splits for file in sorted(split.iterdir()) if file.is_file())
@@ -97,10 +82,36 @@ def folder(
     )
 
 
-def from_files(train: FileSource, test: FileSource, *, size: int, root: str | Path | None = None) -> Dataset:
-    """A dataset of files, decoded once."""
-    images, notes = open_array(keep(train, test, size=size, root=root))
-    return noted(images, notes, files=[source.path(row) for source in (train, test) for row in range(len(source))])
+def from_files(
+    *sources: FileSource,
+    size: int,
+    root: str | Path | None = None,
+    test_fraction: float = 0.1,
+    seed: int = 0,
+    scan: Scan | None = None,
+    **cropping: Any,
+) -> Dataset:
+    """A dataset of the files to train on and, if there are such, to test on; `cropping` is that of a `Preprocessing`.
+
+    An array of all pixels is decoded once, and opened when more than a few of them are asked for.
+    """
+    decoding: dict[str, Any] = {"size": size, **cropping}
+    preprocessing = Preprocessing(**decoding)
+    array = keep(*sources, **decoding, root=root, pixels=False, scan=scan)
+    rows = [(source, row) for source in sources for row in range(len(source))]
+
+    def read(number: int) -> np.ndarray:
+        source, row = rows[number]
+        return preprocessing.to_pixels(source.read(row)[0])
+
+    def decode() -> np.ndarray:
+        if keep(*sources, **decoding, root=root) != array:
+            raise DataError(f"{sources[0].name} has changed since it was listed: start again.")
+        return open_array(array)[0]
+
+    images = FileImages((len(rows), 3, size, size), read, decode)
+    _, notes = open_array(array, pixels=False)
+    return noted(images, notes, test_fraction, seed, files=[source.path(row) for source, row in rows])
 
 
 def write_pictures(

@@ -289,7 +289,7 @@ class Qualitative(Experiment):
         first = next(iter(lines.values()))
         images = load_dataset(first.dataset, data_files, download=False)
         # Another copy of the dataset may have its images in another order.
-        if images is None or any(line.dataset_hash != images.fingerprint() for line in lines.values()):
+        if images is None or not all(images.matches(line.dataset_hash) for line in lines.values()):
             return None
         hits = {display(loss): np.asarray(line.values["hits"]) for loss, line in lines.items()}
         return retrieval_grid(images, first.values["queries"], hits, title=title)
