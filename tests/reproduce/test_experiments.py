@@ -13,7 +13,7 @@ from PIL import Image
 from kedge.errors import ConfigError
 from kedge.evaluation import METHODS
 from kedge.reproduce.experiment import Selection
-from kedge.reproduce.experiments import EXPERIMENTS, get_experiment
+from kedge.reproduce.experiments import EXPERIMENTS, select
 from kedge.reproduce.jobs import CONFIGS, Results, ResultStore
 from kedge.reproduce.runner import perform
 
@@ -97,7 +97,7 @@ def test_two_stage_search_looks_at_less(out: Path) -> None:
 
 
 def keys(names: Sequence[str]) -> list[set[str]]:
-    return [{job.key for job in get_experiment(name).jobs(SELECTION)} for name in names]
+    return [{job.key for job in EXPERIMENTS[name].jobs(SELECTION)} for name in names]
 
 
 def test_experiments_share_runs() -> None:
@@ -144,4 +144,20 @@ def test_another_loss_is_one_file(recipe: str, stripes: Path, tmp_path: Path, mo
 
 def test_an_unknown_experiment_is_one_sentence() -> None:
     with pytest.raises(ConfigError, match="Unknown experiment 'table9'; choose one of table1"):
-        get_experiment("table9")
+        select("table1,table9", SELECTION)
+    with pytest.raises(ConfigError, match="No experiment is left"):
+        select("all", replace(SELECTION, datasets=("stripes",)))
+    with pytest.raises(ConfigError, match="--at takes dimensions or shots; choose one experiment"):
+        select("dimensions,fewshot", replace(SELECTION, sweep=(8,)))
+
+
+def test_all_is_the_paper_and_nothing_else() -> None:
+    whole = {each.name: part for each, part in select("all", Selection())}
+    assert list(whole) == list(EXPERIMENTS)[:9]
+    assert all(EXPERIMENTS[name].jobs(part) == EXPERIMENTS[name].jobs(Selection()) for name, part in whole.items())
+    small = {each.name: part for each, part in select("all", Selection(("cifar100",), ("resnet18",)))}
+    assert set(small) == {"table1", "table2", "classification", "fewshot"}
+    assert small["classification"].losses == ("cross_entropy", "cam")
+    (league, paper) = select("league,table1", SELECTION)
+    assert (league[0].name, paper[0].name) == ("league", "table1")
+    assert league[1] is paper[1] is SELECTION

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from kedge.cli import app
@@ -175,3 +176,23 @@ def test_the_list() -> None:
         *("table1", "table2", "ablation", "classification", "dimensions", "convergence", "fewshot", "embeddings2d"),
         *("qualitative", "league", "unseen"),
     ]
+
+
+def test_several_experiments_share_their_runs(tmp_path: Path, stripes: Path) -> None:
+    words = ["table1,table2", *PART, "recipe.epochs=1", *SMALL, "--seeds", "0", "--data", f"sample={stripes}"]
+    done = CliRunner().invoke(app, ["reproduce", *words, "--out", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert "1 runs to do, 0 already finished." in done.stderr
+    assert [line.measure for line in ResultStore(tmp_path / "results.jsonl").lines()] == ["scores", "speed"]
+    assert {file.stem for file in (tmp_path / "tables").glob("*.csv")} >= {"table1-paper", "table2-paper"}
+
+
+def test_nothing_is_trained_on_the_cpu_where_the_gpu_is_gone(
+    tmp_path: Path, stripes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # here, and not in the process of the run
+    job = Job("stripes", "resnet10", "cam", "paper", 0, (), ("recipe.epochs=1", *SMALL))
+    said: list[str] = []
+    assert run([job], tmp_path, {"stripes": stripes}, report=said.append) == [job]
+    assert "The GPU that was there is gone" in said[0]
+    assert not (tmp_path / "runs").exists()

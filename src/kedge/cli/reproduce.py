@@ -24,7 +24,11 @@ Names = Annotated[str | None, typer.Option(metavar="NAME,…", help="Only these,
 
 def reproduce(
     experiment: Annotated[
-        str, typer.Argument(help="An experiment; 'list' shows them, 'report' writes up all results.")
+        str,
+        typer.Argument(
+            metavar="NAME,…",
+            help="Experiments, or all of the paper's; 'list' shows them, 'report' writes up all results.",
+        ),
     ],
     overrides: Annotated[
         list[str] | None, typer.Argument(help="Settings for every run, such as recipe.epochs=10.")
@@ -58,9 +62,11 @@ def reproduce(
 
     kedge reproduce table1 --dataset cifar100 --encoder resnet18 --seeds 0-2 --plan
 
+    kedge reproduce all --dataset cifar100,svhn --jobs 4
+
     kedge reproduce report --out reproduction
     """
-    from kedge.reproduce.experiments import EXPERIMENTS, get_experiment
+    from kedge.reproduce.experiments import EXPERIMENTS, select
 
     if experiment == "list":
         for listed in EXPERIMENTS.values():
@@ -87,7 +93,6 @@ def reproduce(
             )
         typer.echo(f"Written: {write_report(lines, out, data_files)}")
         return
-    selected = get_experiment(experiment)
     selection = Selection(
         datasets=_names(dataset),
         encoders=_names(encoder),
@@ -97,8 +102,14 @@ def reproduce(
         settings=tuple(overrides or ()),
         data_files=data_files,
     )
-    parts = [replace(selection, recipe=name) for name in _names(recipe) or ("paper",)]
-    all_jobs = list({job.key: job for part in parts for job in selected.jobs(part)}.values())
+    recipes = _names(recipe) or ("paper",)
+    parts = [(each, replace(part, recipe=name)) for each, part in select(experiment, selection) for name in recipes]
+    # A run that several experiments share is trained once, and measured for all of them.
+    by_key: dict[str, Job] = {}
+    for job in (job for each, part in parts for job in each.jobs(part)):
+        known = by_key.get(job.key, job)
+        by_key[job.key] = replace(known, measures=tuple(dict.fromkeys([*known.measures, *job.measures])))
+    all_jobs = list(by_key.values())
     for job in all_jobs:
         job.check(data_files)  # what is wrong is said before anything starts
     pending = [] if no_run else store.missing(all_jobs)
@@ -112,8 +123,8 @@ def reproduce(
     else:
         failed = run(pending, out, data_files, max_workers=jobs, report=lambda text: typer.echo(text, err=True))
     results, written = Results(store.lines()), []
-    for part in parts:
-        tables, paths = selected.write(results, part, out)
+    for each, part in parts:
+        tables, paths = each.write(results, part, out)
         written += paths
         for table in tables:
             stdout().print(table)

@@ -60,6 +60,8 @@ class Experiment:
     """The configuration key whose values are compared, if one is."""
     needs_images: ClassVar[bool] = False
     """Whether its figures show the dataset's images."""
+    in_paper: ClassVar[bool] = True
+    """Whether it is one of the paper's."""
     accepts_any_loss: ClassVar[bool] = False
     """Whether losses that it does not name belong to it."""
     labels: ClassVar[tuple[str, ...]] = ("dataset", "encoder", "loss")
@@ -70,6 +72,20 @@ class Experiment:
     notes: ClassVar[tuple[str, ...]] = ()
     all_methods: ClassVar[bool] = True
     """Whether it has a table of all search methods."""
+
+    def own_part(self, selection: Selection) -> Selection | None:
+        """What of a selection this experiment has by itself; None if nothing."""
+        pairs = zip(
+            (self.datasets, self.encoders, self.losses),
+            (selection.datasets, selection.encoders, selection.losses),
+            strict=True,
+        )
+        datasets, encoders, losses = (
+            tuple(name for name in own if chosen is None or name in chosen) for own, chosen in pairs
+        )
+        if not (datasets and encoders and losses):
+            return None
+        return replace(selection, datasets=datasets, encoders=encoders, losses=losses)
 
     def jobs(self, selection: Selection) -> list[Job]:
         """All runs."""

@@ -20,7 +20,7 @@ from kedge.reproduce.paper import display, paper_rows, paper_speedup, paper_valu
 from kedge.reproduce.plots import plot_curves, plot_embeddings, plot_loss_benchmark
 from kedge.reproduce.tables import Column, Table
 
-__all__ = ["EXPERIMENTS", "get_experiment"]
+__all__ = ["EXPERIMENTS", "select"]
 
 
 class Table1(Experiment):
@@ -300,6 +300,7 @@ class LossBenchmark(Experiment):
 
     name = "league"
     title = "League of losses"
+    in_paper = False
     accepts_any_loss = True
     datasets = ("cifar100",)
     encoders = ("resnet18",)
@@ -331,6 +332,7 @@ class Unseen(Experiment):
 
     name = "unseen"
     title = "Classes never trained on"
+    in_paper = False
     accepts_any_loss = True
     datasets = ("cub200", "cars196", "online_products", "inshop")
     encoders = ("efficientnet_lite0",)
@@ -366,8 +368,23 @@ EXPERIMENTS: dict[str, Experiment] = {
 }
 
 
-def get_experiment(name: str) -> Experiment:
-    """The experiment with this name."""
-    if name not in EXPERIMENTS:
-        raise ConfigError(f"Unknown experiment {name!r}; choose one of {', '.join(EXPERIMENTS)}.")
-    return EXPERIMENTS[name]
+def select(names: str, selection: Selection) -> list[tuple[Experiment, Selection]]:
+    """Experiments by name, with commas between, and the part of each.
+
+    `all` stands for the paper's nine, each with the part that the paper has of the selection.
+    """
+    parts: dict[str, tuple[Experiment, Selection]] = {}
+    for name in filter(None, map(str.strip, names.split(","))):
+        if name == "all":
+            of_paper = (each for each in EXPERIMENTS.values() if each.in_paper)
+            own = {each.name: (each, part) for each in of_paper if (part := each.own_part(selection)) is not None}
+            parts = own | parts
+        elif name in EXPERIMENTS:
+            parts[name] = EXPERIMENTS[name], selection
+        else:
+            raise ConfigError(f"Unknown experiment {name!r}; choose one of {', '.join(EXPERIMENTS)}, or all.")
+    if not parts:
+        raise ConfigError(f"No experiment is left; choose one of {', '.join(EXPERIMENTS)}, or all without --dataset.")
+    if selection.sweep is not None and len(parts) > 1:
+        raise ConfigError("--at takes dimensions or shots; choose one experiment for it.")
+    return list(parts.values())

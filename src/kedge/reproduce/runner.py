@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 from filelock import FileLock
 from omegaconf import OmegaConf
 
 from kedge.config.compose import CONFIG, build_dataset, load_config, quoted
 from kedge.config.trust import OWN
-from kedge.errors import ConfigError, KedgeError
+from kedge.errors import ConfigError, KedgeError, TrainingError
 from kedge.model import Model
 from kedge.reproduce.jobs import DataFiles, Job, ResultLine, ResultStore
 from kedge.reproduce.machine import describe
@@ -56,14 +57,14 @@ def run(
 def _run(
     pending: Sequence[Job], out: Path, data_files: DataFiles, max_workers: int, report: Callable[[str], None]
 ) -> list[Job]:
-    logs = {job: out / "logs" / f"{job.name}.log" for job in pending}
+    logs, has_gpu = {job: out / "logs" / f"{job.name}.log" for job in pending}, torch.cuda.is_available()
     failed: list[Job] = []
     processes: list[subprocess.Popen[bytes]] = []
 
     def wait_for(job: Job) -> bool:
         logs[job].parent.mkdir(parents=True, exist_ok=True)
         with logs[job].open("ab") as stream:
-            process = _start(_task(job, out, data_files), stream)
+            process = _start(_task(job, out, data_files) | {"gpu": has_gpu}, stream)
         processes.append(process)
         with process:
             return process.wait() == 0
@@ -189,6 +190,10 @@ def main() -> None:
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     data_files = {name: Path(path) for name, path in task["data_files"].items()}
     try:
+        if task.get("gpu") and not torch.cuda.is_available():
+            raise TrainingError(
+                "The GPU that was there is gone (see nvidia-smi): nothing is trained on the CPU instead."
+            )
         perform(Job.from_json(task["job"]), Path(task["out"]), data_files)
     except KedgeError as error:
         print(f"kedge: {error}", file=sys.stderr)
