@@ -37,8 +37,9 @@ _REMOVED = ("channels_last", "folded", "folded_channels_last", "fused", "compile
 TOLERANCE = 1e-4
 """Largest distance from the encoder's features, over their mean length."""
 
-_BATCH_PIXELS = 8 * 224 * 224
-"""Larger batches are split, so that activations stay in the cache; see `benchmarks/embedding.py`."""
+_BATCH_PIXELS, _EAGER_PIXELS = 8 * 224 * 224, 32 * 224 * 224
+"""Larger batches are split, so that activations stay in the cache; those of networks without batch normalisation, such
+as transformers, later: they gain by larger matrix products. See `benchmarks/embedding.py`."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's `mallopt`."""
 _ACTIVATION, _KEPT = 64 << 20, 256 << 20
@@ -70,7 +71,8 @@ class Inference:
         if forward is None:
             return encoder.features(images, flip_tta=flip_tta)
         _keep_freed_memory()
-        size = max(1, _BATCH_PIXELS // (images.shape[2] * images.shape[3]))
+        pixels = _EAGER_PIXELS if self._chosen == "eager" else _BATCH_PIXELS
+        size = max(1, pixels // (images.shape[2] * images.shape[3]))
         return torch.cat([forward(part, flip_tta=flip_tta) for part in torch.split(images, size)])
 
     def describe(self, encoder: Encoder) -> str:
