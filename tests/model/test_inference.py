@@ -110,8 +110,13 @@ def test_fused_padding_suits_images_of_other_sizes(side: int) -> None:
     assert model.engine == "auto: fused"
 
 
-def test_without_onednn_a_copy_is_only_folded(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+@pytest.mark.parametrize("fails", [False, True])
+def test_without_onednn_a_copy_is_only_folded(fails: bool, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is not there, and where it refuses."""
+    if fails:
+        monkeypatch.setattr(inference, "fuse_convolutions", lambda *_: 1 / 0)
+    else:
+        monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     assert same(model, draw(3))
     assert model.engine == "auto: folded, channels last"
 

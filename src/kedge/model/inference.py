@@ -97,15 +97,20 @@ class Inference:
             return self._forwards[key]
 
     def _copy(self, encoder: Encoder, images: Tensor, flip_tta: bool) -> _Forward:
-        with suppress(Exception):  # a network that cannot be copied in this way runs as it is
-            if (copy := fold_batchnorm(encoder, images[:1])) is not None:
-                self._chosen = "fused" if fuse_convolutions(copy, images[:1]) else "folded, channels last"
+        for chosen in ("fused", "folded, channels last"):
+            with suppress(Exception):  # a network, or a machine, for which a copy cannot be made or run
+                copy = fold_batchnorm(encoder, images[:1])
+                if copy is None:
+                    break
+                if chosen == "fused" and not fuse_convolutions(copy, images[:1]):
+                    continue
                 network = copy.to(memory_format=torch.channels_last)
 
-                def forward(images: Tensor, flip_tta: bool) -> Tensor:
+                def forward(images: Tensor, flip_tta: bool, network: Encoder = network) -> Tensor:
                     return network.features(images.contiguous(memory_format=torch.channels_last), flip_tta=flip_tta)
 
                 if _agrees(forward, encoder, images[:1], flip_tta):
+                    self._chosen = chosen
                     return forward
         self._chosen = "eager"
         return encoder.features
