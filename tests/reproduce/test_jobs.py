@@ -12,6 +12,8 @@ import pytest
 from kedge.config.compose import compose
 from kedge.errors import ConfigError, DataError
 from kedge.reproduce import jobs
+from kedge.reproduce.experiment import Selection
+from kedge.reproduce.experiments import EXPERIMENTS
 from kedge.reproduce.jobs import Job, dataset_info, load_dataset, parse_data_files
 
 JOB = Job("cifar100", "resnet18", "cam", "paper", 0)
@@ -54,6 +56,19 @@ def test_the_configuration_is_composed_once_for_all_seeds_and_datasets(monkeypat
     ]
     assert len({job.key for job in every}) == 10
     assert len(composed) == 1
+
+
+def test_a_change_is_what_hydra_makes_of_it() -> None:
+    """Every change that an experiment makes: same values, of the same types, and so the same key."""
+    selection = Selection(seeds=(0,), encoders=("resnet18",), losses=("cam",), sweep=(8,))
+    every = [job for each in EXPERIMENTS.values() for job in each.jobs(replace(selection, datasets=each.datasets[:1]))]
+    changed = {job.changes: job for job in every if job.changes}
+    assert len(changed) > 15
+    for job in changed.values():
+        composed = compose([*replace(job, changes=()).overrides()[1:-1], *job.changes])
+        assert all(job.config[name] == composed[name] for name in composed if name != "hydra")
+    with pytest.raises(ConfigError, match=r"encoder\.dimm=8: Key 'dimm' is not in struct"):
+        _ = replace(JOB, changes=("encoder.dimm=8",)).config
 
 
 def test_the_seed_of_the_job_wins() -> None:

@@ -11,11 +11,12 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from filelock import FileLock
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from kedge.config.compose import build_dataset, compose, quoted
 from kedge.datasets import Dataset
@@ -75,19 +76,19 @@ class Job:
         elif path is not None:
             dataset = ["dataset=arrays", f"dataset.path={quoted(path)}"]
             dataset += ["dataset.flip=false"] if self.dataset in _NO_FLIP else []
-        return [*dataset, *self._choices, f"seed={self.seed}"]
+        return [*dataset, *self._choices, *self.changes, f"seed={self.seed}"]
 
     @property
     def _choices(self) -> tuple[str, ...]:
-        """All overrides but those of dataset and seed."""
+        """All overrides but those of dataset, seed and experiment."""
         groups = (f"encoder={self.encoder}", f"loss={self.loss}", f"recipe={self.recipe}")
         adapted = _loss_overlay(self.recipe, self.loss, os.environ.get(CONFIGS))
-        return (*groups, *adapted, *_FULL_SET.get(self.recipe, ()), *self.settings, *self.changes)
+        return (*groups, *adapted, *_FULL_SET.get(self.recipe, ()), *self.settings)
 
     @property
     def config(self) -> DictConfig:
         """The configuration without its dataset and seed: composed once for all jobs that share it."""
-        return _composed(self._choices, os.environ.get(CONFIGS))
+        return _composed(self._choices, os.environ.get(CONFIGS), self.changes)
 
     def full_config(self, data_files: DataFiles | None = None) -> DictConfig:
         """The whole configuration of the run."""
@@ -102,7 +103,8 @@ class Job:
     @cached_property
     def key(self) -> str:
         """A hash of the configuration, wherever its data lie and whatever device it is trained on."""
-        identity = _settings(self._choices, os.environ.get(CONFIGS)) | {"dataset": self.dataset, "seed": self.seed}
+        settings = _settings(self._choices, os.environ.get(CONFIGS), self.changes)
+        identity = settings | {"dataset": self.dataset, "seed": self.seed}
         return hashlib.sha256(json.dumps([KEY_VERSION, identity], sort_keys=True).encode()).hexdigest()[:12]
 
     @property
@@ -300,17 +302,23 @@ def _searchpath(folder: str | None) -> list[str]:
 
 
 @cache
-def _composed(overrides: tuple[str, ...], folder: str | None) -> DictConfig:
-    """Hydra takes a third of a second for this, and an experiment has hundreds of jobs."""
+def _composed(overrides: tuple[str, ...], folder: str | None, changes: tuple[str, ...] = ()) -> DictConfig:
+    """Hydra takes a third of a second, and an experiment has hundreds of jobs: changes of values do without it."""
+    if changes:
+        config = _composed(overrides, folder)
+        try:
+            return cast("DictConfig", OmegaConf.merge(config, OmegaConf.from_dotlist(list(changes))))
+        except OmegaConfBaseException as error:
+            raise ConfigError(f"{' '.join(changes)}: {str(error).splitlines()[0]}") from error
     config = compose([*overrides, *_searchpath(folder)])
     OmegaConf.set_readonly(config, True)
     return config
 
 
 @cache
-def _settings(overrides: tuple[str, ...], folder: str | None) -> dict[str, Any]:
+def _settings(overrides: tuple[str, ...], folder: str | None, changes: tuple[str, ...]) -> dict[str, Any]:
     """What runs that differ in more than dataset and seed differ in."""
-    content: dict[str, Any] = OmegaConf.to_container(_composed(overrides, folder), resolve=False)  # type: ignore
+    content: dict[str, Any] = OmegaConf.to_container(_composed(overrides, folder, changes), resolve=False)  # type: ignore
     return {name: content[name] for name in ("encoder", "loss", "recipe", "split")} | {
         "keep_every": content["trainer"]["keep_every"]
     }
