@@ -28,7 +28,6 @@ def test_the_key_changes_with_whatever_changes_the_run() -> None:
         replace(JOB, seed=1),
         replace(JOB, changes=("encoder.dim=32",)),
         replace(JOB, settings=("recipe.epochs=2",)),
-        replace(JOB, settings=("trainer.keep_every=5",)),
         replace(JOB, settings=("recipe.sam.radius=0.1",)),
         replace(JOB, settings=("recipe.flip_tta=true",)),
         replace(JOB, settings=("split.validate_every=1",)),
@@ -38,8 +37,9 @@ def test_the_key_changes_with_whatever_changes_the_run() -> None:
 
 def test_the_key_does_not_change_with_place_or_what_is_measured() -> None:
     same = [
-        replace(JOB, measures=("scores", "speed")),
+        replace(JOB, measures=("scores", "speed", "curve")),
         replace(JOB, settings=("trainer.compile=off",)),
+        replace(JOB, settings=("trainer.keep_every=5",)),
         replace(JOB, settings=("encoder.stem=auto",)),  # as it is anyway
     ]
     assert {job.key for job in same} == {JOB.key}

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -185,6 +186,19 @@ def test_several_experiments_share_their_runs(tmp_path: Path, stripes: Path) -> 
     assert "1 runs to do, 0 already finished." in done.stderr
     assert [line.measure for line in ResultStore(tmp_path / "results.jsonl").lines()] == ["scores", "speed"]
     assert {file.stem for file in (tmp_path / "tables").glob("*.csv")} >= {"table1-paper", "table2-paper"}
+
+
+def test_a_run_without_kept_weights_is_trained_again_for_its_curve(tmp_path: Path, stripes: Path) -> None:
+    (job,) = jobs(0)
+    data, store = {"sample": stripes}, ResultStore(tmp_path / "results.jsonl")
+    perform(job, tmp_path, data)
+    with_curve = replace(job, measures=("scores", "curve"))
+    assert with_curve.key == job.key
+    perform(with_curve, tmp_path, data)
+    lines = {line.measure: line.values for line in store.lines()}
+    # One run, trained twice with one seed: its last epoch is the model that was measured before.
+    assert lines["curve"]["1"]["brute_force"] == lines["scores"]["brute_force"]
+    assert not store.missing([job, with_curve])
 
 
 def test_nothing_is_trained_on_the_cpu_where_the_gpu_is_gone(

@@ -230,16 +230,8 @@ class Convergence(Curves):
     measures = ("scores", "curve")
     x_label = "epoch"
     log2_x = False
-    EPOCHS: ClassVar = 20
-    """Epochs that are measured, about."""
 
-    def variants(self, job: Job, selection: Selection) -> Sequence[tuple[str, ...]]:  # noqa: ARG002
-        """One that keeps checkpoints on its way."""
-        return [(f"trainer.keep_every={max(1, int(job.config.recipe.epochs) // self.EPOCHS)}",)]
-
-    def row(self, job: Job) -> tuple[str, ...]:
-        """Runs differ in nothing else."""
-        return Experiment.row(self, job)
+    variants, row = Experiment.variants, Experiment.row  # no number is swept: a run has all of its curve
 
     def points(self, job: Job, values: Any) -> Iterable[tuple[str, Any]]:  # noqa: ARG002
         """One for each epoch."""

@@ -38,7 +38,7 @@ __all__ = [
     "value_at",
 ]
 
-KEY_VERSION = 5
+KEY_VERSION = 6
 """Raise it when a configuration key is added or renamed and runs stay what they were: result lines with an older
 version are then identified by the job that they describe."""
 CONFIGS = "KEDGE_CONFIGS"
@@ -46,6 +46,8 @@ CONFIGS = "KEDGE_CONFIGS"
 DataFiles = Mapping[str, Path]
 """Dataset name → .npz file with its images, or the folder of a dataset that has one; others are loaded by name."""
 
+_CURVE_POINTS = 20
+"""Epochs of a run that `curve` measures, about."""
 _FULL_SET = {"kedge": ("split.holdout=0",), "kedge-long": ("split.holdout=0",)}
 """Recipes whose schedule needs no held-out images train on all of them."""
 _NO_FLIP = ("svhn",)
@@ -76,7 +78,8 @@ class Job:
         elif path is not None:
             dataset = ["dataset=arrays", f"dataset.path={quoted(path)}"]
             dataset += ["dataset.flip=false"] if self.dataset in _NO_FLIP else []
-        return [*dataset, *self._choices, *self.changes, f"seed={self.seed}"]
+        kept = [f"trainer.keep_every={self.keep_every}"] if self.keep_every else []
+        return [*dataset, *self._choices, *self.changes, *kept, f"seed={self.seed}"]
 
     @property
     def _choices(self) -> tuple[str, ...]:
@@ -84,6 +87,11 @@ class Job:
         groups = (f"encoder={self.encoder}", f"loss={self.loss}", f"recipe={self.recipe}")
         adapted = _loss_overlay(self.recipe, self.loss, os.environ.get(CONFIGS))
         return (*groups, *adapted, *_FULL_SET.get(self.recipe, ()), *self.settings)
+
+    @property
+    def keep_every(self) -> int:
+        """Epochs between weights that are kept for `curve`, about twenty in a run; 0 where that is not measured."""
+        return max(1, int(self.config.recipe.epochs) // _CURVE_POINTS) if "curve" in self.measures else 0
 
     @property
     def config(self) -> DictConfig:
@@ -319,9 +327,7 @@ def _composed(overrides: tuple[str, ...], folder: str | None, changes: tuple[str
 def _settings(overrides: tuple[str, ...], folder: str | None, changes: tuple[str, ...]) -> dict[str, Any]:
     """What runs that differ in more than dataset and seed differ in."""
     content: dict[str, Any] = OmegaConf.to_container(_composed(overrides, folder, changes), resolve=False)  # type: ignore
-    return {name: content[name] for name in ("encoder", "loss", "recipe", "split")} | {
-        "keep_every": content["trainer"]["keep_every"]
-    }
+    return {name: content[name] for name in ("encoder", "loss", "recipe", "split")}
 
 
 @cache

@@ -166,6 +166,8 @@ def perform(job: Job, out: Path, data_files: DataFiles) -> None:
 def _train(job: Job, folder: Path, data_files: DataFiles) -> Model:
     if (folder / CONFIG).exists():
         _check_classes(job, folder, data_files)
+        if job.keep_every and not load_config(folder / CONFIG, trust=True).trainer.keep_every:
+            shutil.rmtree(folder)  # trained for other measures, it kept no weights on its way
     if (folder / "model").exists():
         return Model.load(folder).to("auto")
     if (folder / LAST).exists():
