@@ -1,5 +1,5 @@
 """`python -m kedge` is the `kedge` command."""
 
-from kedge.cli import main
+from kedge.cli import run
 
-main()
+run()

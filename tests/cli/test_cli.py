@@ -66,6 +66,36 @@ def test_help_and_version() -> None:
     assert CliRunner().invoke(app, ["--version"]).stdout.startswith("kedge ")
 
 
+@pytest.mark.parametrize(
+    ("command", "status", "error"),
+    [
+        ("pass", 0, ""),
+        ("raise KedgeError('no')", 2, "kedge: no\n"),
+        ("raise KeyboardInterrupt", 130, "kedge: stopped.\n"),
+        ("sys.exit('why')", 1, "why\n"),
+        ("raise ValueError('a defect')", 1, "ValueError: a defect\n"),
+    ],
+)
+def test_the_process_ends_with_its_status_when_all_is_written(
+    tmp_path: Path, command: str, status: int, error: str
+) -> None:
+    code = f"""
+import atexit, sys, threading, time, kedge.cli
+from kedge.errors import KedgeError
+def app():
+    atexit.register(print, "exit handler")
+    threading.Thread(target=lambda: (time.sleep(0.3), print("thread"))).start()
+    {command}
+kedge.cli.app = app
+kedge.cli.run()
+"""
+    with (tmp_path / "output").open("w") as output:
+        done = subprocess.run([sys.executable, "-c", code], stdout=output, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == status
+    assert done.stderr.endswith(error)
+    assert (tmp_path / "output").read_text().splitlines() == ["thread", "exit handler"]
+
+
 def test_the_help_of_train_shows_settings_that_exist() -> None:
     shown = CliRunner().invoke(app, ["train", "--help"], env={"COLUMNS": "80"})
     assert shown.exit_code == 0

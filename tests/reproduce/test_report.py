@@ -19,6 +19,9 @@ DOCS = Path(__file__).parents[2] / "docs"
 def test_the_page_of_the_docs_is_that_of_its_result_lines(tmp_path: Path) -> None:
     for name in ("results.jsonl", "datasets.json"):
         shutil.copy(DOCS / name, tmp_path)
+    (tmp_path / "figures").mkdir()
+    for figure in (DOCS / "figures").glob("qualitative-*"):  # they show images, which are not here
+        shutil.copy(figure, tmp_path / "figures")
     page = write_report(ResultStore(tmp_path / "results.jsonl").lines(), tmp_path, {})
     assert page.read_text() == (DOCS / "results.md").read_text()
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import gc
+import os
 import sys
 
 import typer
@@ -12,7 +15,7 @@ from kedge.cli import demo, evaluate, exchange, gallery, index, reproduce, searc
 from kedge.console import plain_warnings
 from kedge.errors import KedgeError
 
-__all__ = ["app", "main"]
+__all__ = ["app", "main", "run"]
 
 app = typer.Typer(
     name="kedge",
@@ -62,3 +65,25 @@ def main() -> None:
     except KeyboardInterrupt:
         typer.echo("kedge: stopped.", err=True)
         sys.exit(130)
+
+
+def run() -> None:
+    """Run the command as a process of its own, which ends without taking torch apart: that takes longer than many do.
+
+    Threads have ended and all other exit handlers have run by then; an exception with a traceback ends as ever.
+    """
+    status: list[int] = []
+    atexit.register(_exit, status)  # before any other: it is called last
+    try:
+        main()
+    except SystemExit as exit_:
+        status.append(exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None))
+        raise
+
+
+def _exit(status: list[int]) -> None:
+    if status:
+        with contextlib.suppress(OSError):  # nobody reads any more
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status[0])

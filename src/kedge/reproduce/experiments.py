@@ -22,6 +22,12 @@ from kedge.reproduce.tables import Column, Table
 
 __all__ = ["EXPERIMENTS", "select"]
 
+_TWO_DIMENSIONS: dict[str | None, tuple[str, ...]] = {
+    "cam": ("encoder.dim=2", "loss.margin=4", "loss.min_norm=1"),
+    None: ("encoder.dim=2",),
+}
+"""The overrides of runs that are drawn in the plane, by loss; None: any other."""
+
 
 class Table1(Experiment):
     """Retrieval with all training images."""
@@ -203,6 +209,10 @@ class Dimensions(Curves):
         """Powers of two."""
         return [32, 64, 128, 256, 512, 1024, 2048]
 
+    def is_specific(self, job: Job) -> bool:
+        """The runs that are drawn in the plane have two dimensions, too."""
+        return job.changes not in _TWO_DIMENSIONS.values()
+
 
 class FewShot(Curves):
     """From one image of each class to all."""
@@ -249,7 +259,7 @@ class Embeddings2d(Experiment):
 
     def variants(self, job: Job, selection: Selection) -> Sequence[tuple[str, ...]]:  # noqa: ARG002
         """Two dimensions; CAM with the margin the paper takes for them."""
-        return [("encoder.dim=2", *(["loss.margin=4", "loss.min_norm=1"] if job.loss == "cam" else []))]
+        return [_TWO_DIMENSIONS.get(job.loss, _TWO_DIMENSIONS[None])]
 
     def draw(self, by_loss: LinesByLoss, title: str, data_files: DataFiles) -> Figure:  # noqa: ARG002
         """Scatter plots and densities, of the first seed that ran."""

@@ -60,7 +60,7 @@ def plot_curves(
     small multiples; those without values say "not run". All share the y axis, those of a dataset the x axis.
     """
     datasets, encoders = list(curves["dataset"].unique()), list(curves["encoder"].unique())
-    figure = new_figure(3.2 * len(encoders) + 2.6, 2.4 * len(datasets) + 1.4, title)
+    figure = new_figure(3.2 * len(encoders) + 2.6, 2.4 * len(datasets) + 1.7, title)
     grid = figure.subplots(len(datasets), len(encoders), sharex="row", sharey=True, squeeze=False)
     styles = loss_styles(curves["loss"])
     for (row, column), axes in np.ndenumerate(grid):
@@ -80,14 +80,15 @@ def plot_curves(
             axes.plot(stats["mean"], color=colour, marker=marker, markersize=4, linewidth=1.6, label=display(loss))
         if panel.empty:
             axes.text(0.5, 0.5, "not run", transform=axes.transAxes, ha="center", va="center", color=_GREY)
-        if row == 0:
+        if row == 0 and grid.size > 1:  # the title names a single panel
             axes.set_title(display(encoders[column]), fontsize=9.5, fontweight="bold")
-        if column == 0:
+        if column == 0 and grid.size > 1:
             axes.set_ylabel(display(datasets[row]), fontsize=9.5, fontweight="bold")
-    figure.supxlabel(x_label, fontsize=9.5)
+    for axes in grid[-1]:  # not supxlabel, which the legend would cover
+        axes.set_xlabel(x_label, fontsize=9.5)
     figure.supylabel(y_label, fontsize=9.5)
     handles = {line.get_label(): line for axes in grid.flat for line in axes.lines}
-    figure.legend(handles=list(handles.values()), loc="outside right upper", fontsize=9, frameon=False)
+    figure.legend(handles=list(handles.values()), loc="outside lower center", ncols=3, fontsize=9, frameon=False)
     return figure
 
 

@@ -72,15 +72,20 @@ def _section(
                 if verdict := column.verdict(cell):
                     loss = dict(zip(table.labels, labels, strict=True)).get("loss", "cam")
                     verdicts.append((experiment.title, selection.recipe, display(loss), verdict))
-        figures = experiment.figures(results, selection)
+        settings = [word.rpartition(".")[2].replace("=", "") for word in selection.settings]
+        figures = []
+        for name, figure in experiment.figures(results, selection).items():
+            figures.append(write_figure(figure, out / "figures", "-".join([name, *settings]))[0])
+        if experiment.needs_images and not figures:  # those that were drawn where the images are stay
+            places_drawn = sorted({(line.dataset, line.encoder, line.recipe) for line in own})
+            drawn = ["-".join([experiment.name, *names, *settings]) for names in places_drawn]
+            figures = [png for name in drawn if (png := out / "figures" / f"{name}.png").exists()]
         if experiment.needs_images and not figures:
             yield (
                 f"Its figures show the dataset's pictures: `kedge reproduce {experiment.name} --no-run` draws them "
                 "where those are.\n"
             )
-        settings = [word.rpartition(".")[2].replace("=", "") for word in selection.settings]
-        for name, figure in figures.items():
-            png, _ = write_figure(figure, out / "figures", "-".join([name, *settings]))
+        for png in figures:
             yield f"![{experiment.title}](figures/{png.name})\n"
     missing = []
     for dataset in experiment.datasets:
