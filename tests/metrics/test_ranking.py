@@ -17,6 +17,7 @@ from torchmetrics.functional.retrieval import retrieval_average_precision, retri
 
 from kedge.errors import ConfigError, DataError
 from kedge.metrics import Ranking, rank_relevant, ranking
+from kedge.metrics.ranking import Lists, Rest, rank_in_lists
 
 KS = (1, 3, 20)
 
@@ -266,3 +267,21 @@ def test_bad_input_is_named(change: dict[str, Any], error: type[Exception], mess
     rank_relevant(**arguments)
     with pytest.raises(error, match=message):
         rank_relevant(**(arguments | change))
+
+
+@pytest.mark.parametrize("rest", ["dropped", "last"])
+def test_several_lists_rank_as_each_alone(rest: Rest) -> None:
+    rng = np.random.default_rng(3)
+    queries, gallery = rng.integers(0, 3, (40, 2)).astype(float), rng.integers(0, 3, (90, 2)).astype(float)
+    labels, items, routes = (rng.integers(0, 4, count) for count in (40, 90, 40))
+    lists = Lists(routes, items, rest), None, Lists(labels, rng.integers(0, 4, 90), rest)
+    own = np.arange(40)
+    # Equal vectors, of which there are many here, tie whatever the block.
+    for memory in (1 << 29, 1):
+        together = rank_in_lists(queries, labels, gallery, items, lists, self_index=own, memory=memory)
+        for outcome, each in zip(together, lists, strict=True):
+            one = {} if each is None else {"query_lists": each.query, "gallery_lists": each.gallery, "rest": rest}
+            alone = rank_relevant(queries, labels, gallery, items, self_index=own, **one)
+            assert torch.equal(outcome.average_precision, alone.average_precision)
+            assert outcome.mean() == alone.mean()
+            assert outcome.retrieval() == alone.retrieval()

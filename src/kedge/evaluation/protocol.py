@@ -32,7 +32,7 @@ from kedge.metrics import (
 )
 from kedge.metrics.distances import DEFAULT_MEMORY
 from kedge.metrics.inputs import Array
-from kedge.metrics.ranking import Rest
+from kedge.metrics.ranking import Lists, rank_in_lists
 from kedge.model import Model
 from kedge.model.calibration import familiarity_with
 from kedge.model.features import split_embeddings, split_features
@@ -84,35 +84,30 @@ def evaluate_embeddings(
     shard = shard_range(len(queries)) if sharded else range(len(queries))
     own = slice(shard.start, shard.stop)
 
-    def search(
-        lists: Array | None = None, rest: Rest = "dropped", vectors: tuple[Array, Array] = (queries, gallery)
-    ) -> Ranking:
-        ranking = rank_relevant(
-            vectors[0][own],
-            query_labels[own],
-            vectors[1],
-            gallery_labels,
-            ks=(1, 20, 100),
-            query_lists=None if lists is None else query_routes[own],
-            gallery_lists=lists,
-            rest=rest,
-            memory=memory,
+    def search(vectors: tuple[Array, Array], several: Sequence[Lists | None]) -> list[Ranking]:
+        rankings = rank_in_lists(
+            *(vectors[0][own], query_labels[own], vectors[1], gallery_labels), several, ks=(1, 20, 100), memory=memory
         )
-        return _all_gather(ranking) if sharded else ranking
+        return [_all_gather(ranking) for ranking in rankings] if sharded else rankings
 
     def scores(ranking: Ranking) -> dict[str, float]:
         means = ranking.mean()
         return {metric: means[metric] for metric in METRICS}
 
-    brute_force = search()
+    by_label = Lists(query_routes[own], gallery_labels)
+    several = [None, by_label, by_label._replace(rest="last"), Lists(query_routes[own], gallery_routes)]
+    brute_force, label_lists, rest_last, anchor_lists = search((queries, gallery), several)
+    units = normalize(torch.as_tensor(queries), dim=1), normalize(torch.as_tensor(gallery), dim=1)
     # Euclidean distances of embeddings of length 1 rank as their cosines do.
-    cosine = search(vectors=(normalize(torch.as_tensor(queries), dim=1), normalize(torch.as_tensor(gallery), dim=1)))
+    pairs = zip(units, (queries, gallery), strict=True)
+    are_units = all(torch.allclose(unit, torch.as_tensor(given), atol=1e-6) for unit, given in pairs)
+    [cosine] = [brute_force] if are_units else search(units, [None])
     return Report(
         brute_force=scores(brute_force),
         brute_force_cosine=scores(cosine),
-        label_lists=scores(search(gallery_labels)),
-        label_lists_rest_last=scores(search(gallery_labels, rest="last")),
-        anchor_lists=scores(search(gallery_routes)),
+        label_lists=scores(label_lists),
+        label_lists_rest_last=scores(rest_last),
+        anchor_lists=scores(anchor_lists),
         accuracy=accuracy(query_routes, query_labels),
         # The first hit is right or wrong; a query of a class that the gallery lacks counts as wrong.
         knn1=float(brute_force.precision[1].mean()),

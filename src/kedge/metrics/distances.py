@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+from torch.nn.functional import threshold
 
 DEFAULT_MEMORY = 512 * 1024**2
 MOST_QUERIES = 1024
@@ -20,10 +21,10 @@ def distance_blocks(
     besides its distances, and at least one. The buffer belongs to the reader until it asks for the next.
 
     Everyone compares the same numbers: squared L2 distances, computed in float64 by one matrix product on
-    data centred at the gallery mean (so that large common offsets cost no digits), clamped at 0 and rounded
-    to float32. The last bits of a float64 product depend on its shape; rounding hides them (but for one
-    distance in some 10^8, on the edge between two floats), so that equal vectors tie and no block size
-    changes a rank. Ties go by gallery order.
+    data centred at the gallery mean (so that large common offsets cost no digits) and rounded to float32,
+    with 0 for what is below the product's own error. The last bits of a float64 product depend on its shape;
+    this hides them (but for one distance in some 10^8, on the edge between two floats), so that equal vectors
+    tie and no block size changes a rank. Ties go by gallery order.
     """
     items, dim = gallery.shape
     tile = _tile_rows(items, dim, gallery.device)
@@ -36,13 +37,15 @@ def distance_blocks(
         rows = slice(start, min(start + step, len(queries)))
         near = queries[rows].to(torch.float64) - mean
         # |q - g|² = (q, |q|², 1) · (-2g, 1, |g|²)
-        left = torch.cat([near, near.square().sum(1, keepdim=True), near.new_ones(len(near), 1)], dim=1)
+        near_norms = near.square().sum(1, keepdim=True)
+        left = torch.cat([near, near_norms, torch.ones_like(near_norms)], dim=1)
         block = buffer[: len(near)]
         for first in range(0, items, tile):
             far = gallery[first : first + tile].to(torch.float64) - mean
             norms = far.square().sum(1, keepdim=True)
             right = torch.cat([far.mul_(-2), torch.ones_like(norms), norms], dim=1)
-            block[:, first : first + tile] = torch.mm(left, right.T).clamp_(min=0)
+            error = (dim + 2) * torch.finfo(torch.float64).eps * float(near_norms.max() + norms.max())
+            block[:, first : first + tile] = threshold(torch.mm(left, right.T), error, 0, inplace=True)
         yield rows, block
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -18,6 +18,16 @@ from kedge.metrics.inputs import Array, check_integers, check_pair, check_self_i
 Rest = Literal["dropped", "last"]
 NEVER = torch.iinfo(torch.int64).max
 """The rank of an item that is not returned."""
+_COLUMN_BITS = 31
+"""Of a sort key, below the bits of the distance."""
+
+
+class Lists(NamedTuple):
+    """The list of every query and of every gallery item: a query sees the items of its own list only, or first."""
+
+    query: Array
+    gallery: Array
+    rest: Rest = "dropped"
 
 
 @dataclass(frozen=True)
@@ -80,33 +90,57 @@ def rank_relevant(
     >>> {name: round(value, 3) for name, value in ranking.mean().items()}
     {'mAP': 0.833, 'P@1': 1.0, 'P@2': 0.5}
     """
+    if (query_lists is None) != (gallery_lists is None):
+        raise ConfigError("Only one of query_lists and gallery_lists is given; give both or neither.")
+    lists = None if query_lists is None or gallery_lists is None else Lists(query_lists, gallery_lists, rest)
+    if rest not in get_args(Rest):
+        raise ConfigError(f'rest is {rest!r}; give "dropped" or "last".')
+    [ranking] = rank_in_lists(
+        queries, query_labels, gallery, gallery_labels, [lists], ks=ks, self_index=self_index, memory=memory
+    )
+    return ranking
+
+
+@torch.no_grad()
+def rank_in_lists(
+    queries: Array,
+    query_labels: Array,
+    gallery: Array,
+    gallery_labels: Array,
+    several: Sequence[Lists | None],
+    *,
+    ks: Iterable[int] = (1, 20, 100),
+    self_index: Array | None = None,
+    memory: int = DEFAULT_MEMORY,
+) -> list[Ranking]:
+    """`rank_relevant` with several lists, or (None) without any, for which distances are computed once."""
     depths = tuple(ks)
     if min(depths, default=1) < 1:
         raise ConfigError(f"k is {min(depths)}; precision needs a depth of at least 1.")
-    if rest not in get_args(Rest):
-        raise ConfigError(f'rest is {rest!r}; give "dropped" or "last".')
-    if (query_lists is None) != (gallery_lists is None):
-        raise ConfigError("Only one of query_lists and gallery_lists is given; give both or neither.")
     queries, gallery = check_pair(queries, gallery)
     device = gallery.device
     asked = check_integers("query_labels", query_labels, len(queries), device)
     members = _Members(check_integers("gallery_labels", gallery_labels, len(gallery), device))
     own = None if self_index is None else check_self_index(self_index, len(queries), gallery)
-    lists = None
-    if query_lists is not None and gallery_lists is not None:
-        lists = (
-            check_integers("query_lists", query_lists, len(queries), device),
-            check_integers("gallery_lists", gallery_lists, len(gallery), device),
+    checked = [
+        lists
+        and (
+            check_integers("query_lists", lists.query, len(queries), device),
+            check_integers("gallery_lists", lists.gallery, len(gallery), device),
+            lists.rest,
         )
+        for lists in several
+    ]
 
-    average_precision = torch.zeros(len(queries), dtype=torch.float64, device=device)
-    at_r, precision_at_r = torch.zeros_like(average_precision), torch.zeros_like(average_precision)
-    precision = {k: torch.zeros_like(average_precision) for k in depths}
-    relevant = torch.zeros(len(queries), dtype=torch.int64, device=device)
+    def zeros(dtype: torch.dtype = torch.float64) -> Tensor:
+        return torch.zeros(len(queries), dtype=dtype, device=device)
+
+    relevant = zeros(torch.int64)
+    rankings = [Ranking(zeros(), {k: zeros() for k in depths}, relevant, zeros(), zeros()) for _ in several]
     # The work space of count_ranks (by sorting, a row for each thread), and the masks of lists.
     by_rows = device.type == "cpu"
     memory -= 24 * len(gallery) * torch.get_num_threads() if by_rows else 0
-    per_item = (0 if by_rows else 28) + (0 if lists is None else 6)
+    per_item = (0 if by_rows else 28) + (6 if any(checked) else 0)
     per_query = per_item * len(gallery) + 64 * members.most
     for block, distances in distance_blocks(queries, gallery, memory=memory, bytes_per_query=per_query):
         items, valid = members.of(asked[block])
@@ -114,16 +148,20 @@ def rank_relevant(
             valid &= items != own[block, None]
             present = (own[block] >= 0).nonzero().squeeze(1)
             distances[present, own[block][present]] = torch.inf
-        if lists is None:
-            ranks = count_ranks(distances, items, valid)
-        else:
-            ranks = _ranks_with_lists(distances, items, valid, lists[0][block, None] == lists[1], rest)
         relevant[block] = valid.sum(1)
-        average_precision[block], at_r[block] = _average_precision(ranks, relevant[block])
-        precision_at_r[block] = (ranks <= relevant[block, None]).sum(1) / relevant[block].clamp(min=1)
-        for k in depths:
-            precision[k][block] = (ranks <= k).sum(1).to(torch.float64) / k
-    return Ranking(average_precision, precision, relevant, at_r, precision_at_r)
+        for lists, ranking in zip(checked, rankings, strict=True):
+            if lists is None:
+                ranks = count_ranks(distances, items, valid)
+            else:
+                of_queries, of_items, rest = lists
+                ranks = _ranks_with_lists(distances, items, valid, of_queries[block, None] == of_items, rest)
+            ranking.average_precision[block], ranking.average_precision_at_r[block] = _average_precision(
+                ranks, relevant[block]
+            )
+            ranking.precision_at_r[block] = (ranks <= relevant[block, None]).sum(1) / relevant[block].clamp(min=1)
+            for k in depths:
+                ranking.precision[k][block] = (ranks <= k).sum(1).to(torch.float64) / k
+    return rankings
 
 
 def nearest(queries: Array, gallery: Array, k: int, *, memory: int = DEFAULT_MEMORY) -> Tensor:
@@ -137,7 +175,7 @@ def nearest(queries: Array, gallery: Array, k: int, *, memory: int = DEFAULT_MEM
         raise ConfigError(f"k is {k} but the gallery has {len(gallery)} items; give a k between 1 and that.")
     rows = torch.empty(len(queries), k, dtype=torch.int64, device=gallery.device)
     for block, distances in distance_blocks(queries, gallery, memory=memory, bytes_per_query=8 * len(gallery)):
-        rows[block] = sort_keys(distances).topk(k, dim=1, largest=False).values & (2**31 - 1)
+        rows[block] = sort_keys(distances).topk(k, dim=1, largest=False).values & ((1 << _COLUMN_BITS) - 1)
     return rows
 
 
@@ -165,7 +203,7 @@ def sort_keys(distances: Tensor) -> Tensor:
     Squared distances are never negative: the bits of a float32 order like its value.
     """
     columns = torch.arange(distances.shape[1], device=distances.device)
-    return distances.view(torch.int32).to(torch.int64).bitwise_left_shift_(31).bitwise_or_(columns)
+    return distances.view(torch.int32).to(torch.int64).bitwise_left_shift_(_COLUMN_BITS).bitwise_or_(columns)
 
 
 def count_ranks(distances: Tensor, items: Tensor, valid: Tensor) -> Tensor:
@@ -176,17 +214,21 @@ def count_ranks(distances: Tensor, items: Tensor, valid: Tensor) -> Tensor:
 
 def _by_sorting(distances: Tensor, items: Tensor) -> Tensor:
     """Sort the gallery row by row, in threads: a row stays in the cache, and NumPy's vectorised sort frees the GIL."""
-    ranks = torch.empty_like(items)
+    bits, wanted, columns = distances.numpy().view(np.int32), items.numpy(), np.arange(distances.shape[1])
+    ranks, threads = np.empty_like(wanted), torch.get_num_threads()
 
-    def rank(row: int) -> None:
-        keys = sort_keys(distances[row : row + 1])[0].numpy()
-        own = keys[items[row].numpy()]
-        keys.sort()
-        ranks[row] = torch.from_numpy(np.searchsorted(keys, own)).add_(1)
+    def rank(first: int) -> None:
+        keys = np.empty_like(columns)
+        for row in range(first, len(bits), threads):
+            np.left_shift(bits[row], _COLUMN_BITS, out=keys, dtype=np.int64)
+            keys |= columns
+            own = keys[wanted[row]]
+            keys.sort()
+            ranks[row] = np.searchsorted(keys, own)
 
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        list(pool.map(rank, range(len(distances))))
-    return ranks
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(rank, range(threads)))
+    return torch.from_numpy(ranks).add_(1)
 
 
 def _by_counting(distances: Tensor, items: Tensor) -> Tensor:
@@ -204,7 +246,7 @@ def _ranks_with_lists(distances: Tensor, items: Tensor, valid: Tensor, inside: T
     if rest == "last":
         size = (inside & distances.isfinite()).sum(1, keepdim=True)
         later = valid & ~listed
-        after = count_ranks(distances.masked_fill_(inside, torch.inf), items, later)
+        after = count_ranks(distances.masked_fill(inside, torch.inf), items, later)
         ranks = torch.where(later, after + size, ranks)
     return ranks
 
