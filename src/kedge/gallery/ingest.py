@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -51,6 +51,8 @@ NOT_TEXT = "Its name is not valid UTF-8: rename it."
 _BATCH = 64
 _PREFETCH = 2
 """Batches that are decoded while the encoder works on one."""
+_WRITE = 512
+"""Images that become one file of the table."""
 _COMMIT_EVERY = 512
 _MIN_CACHED = 32
 """Fewer images are encoded sooner than the cache of features is opened."""
@@ -268,10 +270,18 @@ def add_images(
     report = progress or (lambda _: None)
     report(added)
     fragments: list[Any] = []
+    unwritten: list[dict[str, Any]] = []
     committed = 0
+
+    def write() -> None:
+        if unwritten:
+            new = table.write({name: _joined([part[name] for part in unwritten]) for name in unwritten[0]})
+            unwritten.clear()  # before they are fragments: an interrupt must not commit them twice
+            fragments.extend(new)
 
     def commit() -> None:
         nonlocal committed
+        write()
         # Cleared first: what is interrupted here must not be committed a second time.
         new, old = fragments[:], outdated[:]
         fragments.clear()
@@ -298,9 +308,11 @@ def add_images(
                 if batch.images:
                     rows = batch.columns
                     vectors = vectors_of(model, rows["hash"], batch.images, cache)
-                    fragments += table.write(rows | vector_columns(vectors, table.own_columns))
+                    unwritten.append(rows | vector_columns(vectors, table.own_columns))
                     outdated += [existing[path].id for path in rows["path"] if path in existing]
                     added += rows["id"]
+                if len(unwritten) * _BATCH >= _WRITE:
+                    write()
                 if len(added) - committed >= commit_every:
                     commit()
                 report(added)
@@ -311,6 +323,11 @@ def add_images(
         raise
     commit()
     return added
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    """A column of several batches."""
+    return np.concatenate(parts) if isinstance(parts[0], np.ndarray) else list(chain.from_iterable(parts))
 
 
 def index_folder(gallery: Gallery, folder: str | Path, *, progress: Callable[[Added], None] | None = None) -> Added:

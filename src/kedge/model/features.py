@@ -187,8 +187,8 @@ def file_features(model: Model, files: Sequence[str | Path], *, title: str = "im
                 yield from prefetch(read, missing, ahead=2 * _BATCH)
                 return
             # One after the other: decoding threads would take the cores from under the encoder's.
-            for start in range(0, len(missing), _BATCH):
-                yield from list(prefetch(read, missing[start : start + _BATCH]))
+            for start in range(0, len(missing), 4 * _BATCH):
+                yield from list(prefetch(read, missing[start : start + 4 * _BATCH]))
 
         console = stderr()
         bar: dict[str, Any] = {"console": console, "transient": True, "disable": not console.is_terminal}
