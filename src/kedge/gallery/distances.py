@@ -112,7 +112,7 @@ def parallel_cdist(queries: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 def norms_of(rows: np.ndarray) -> np.ndarray:
     """The squared length of each row."""
-    norms: np.ndarray = np.einsum("ij,ij->i", rows, rows)
+    norms: np.ndarray = np.vecdot(rows, rows)
     return norms
 
 

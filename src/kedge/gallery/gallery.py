@@ -482,7 +482,8 @@ class Gallery:
         looks = None if features is None or not self.features else self._check_features(features, len(matrix))
         lists = probes if method == "two_stage" else None
         exclude = None if exclude_id is None else np.broadcast_to(np.asarray(exclude_id, np.int64), len(matrix))
-        how = VectorSearch(k, lists, min_candidates, where, exclude, rank, self.min_familiarity)
+        min_familiarity = None if looks is None else self.min_familiarity
+        how = VectorSearch(k, lists, min_candidates, where, exclude, rank, min_familiarity)
         return self._searcher.search(self.snapshot() if snapshot is None else snapshot, matrix, looks, how)
 
     def _features_loader(self, argument: str) -> SnapshotLoader:

@@ -34,8 +34,7 @@ _SHARE = 8
 """Of the lists of a large looks space, one in so many is searched."""
 
 
-@dataclass(frozen=True)
-class VectorSearch:
+class VectorSearch(NamedTuple):
     """What is asked for; `probes` None: all lists."""
 
     k: int
@@ -90,10 +89,13 @@ class Searcher:
             self._pair = pair = Pair(snapshot, looks)
         return pair
 
-    def is_unknown(self, anchors: Anchors, queries: np.ndarray, nearest: np.ndarray | None = None) -> list[bool | None]:
-        """Whether each query is far from every anchor, the `nearest` if known; None without a calibration."""
+    def is_unknown(
+        self, anchors: Anchors, queries: np.ndarray, probed: Sequence[np.ndarray] | None = None
+    ) -> list[bool | None]:
+        """Whether each query is far from every anchor, the first of `probed` if known; None without a calibration."""
         if (calibration := self._calibration.load()) is None:
             return [None] * len(queries)
+        nearest = None if probed is None else np.array([numbers[0] for numbers in probed], dtype=np.int64)
         unknown: list[bool | None] = (
             np.sqrt(anchors.nearest_squares(queries, nearest)) > calibration.threshold
         ).tolist()
@@ -120,14 +122,12 @@ class Searcher:
                 return self._by_class_and_looks(pair, embeddings, features, how, matching)
         selected = None if matching is None else matching.selections
         hits, probed = snapshot.search(embeddings, how.k, how.probes, how.min_candidates, selected, how.exclude)
-        names, nearest = snapshot.anchors.names, None
+        names = snapshot.anchors.names
         if probed is None:
             anchors = [list(names)] * len(embeddings)
         else:
             anchors = [[names[number] for number in numbers.tolist()] for numbers in probed]
-            if matching is None:
-                nearest = np.array([numbers[0] for numbers in probed], dtype=np.int64)
-        unknown = self.is_unknown(snapshot.anchors, embeddings, nearest)
+        unknown = self.is_unknown(snapshot.anchors, embeddings, probed if matching is None else None)
         lengths = np.sqrt(norms_of(embeddings)).tolist()
         return [
             Result(columns, searched, is_unknown, length=length)

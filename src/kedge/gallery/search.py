@@ -29,6 +29,8 @@ _PIECE, _LONG_PIECE = 1 << 14, 1 << 18
 """Rows that are compared with queries at once: by exact distances, and by a matrix product."""
 _THREADED_PAIRS = 5000
 """Of queries and rows: where pieces have fewer, threads wait longer for the interpreter's lock than they compare."""
+_FIRST = np.zeros(1, np.int64)
+"""The number of the only query."""
 _SPARSE = 4
 """Where one row in so many or fewer counts, only those are compared."""
 
@@ -212,11 +214,10 @@ class Snapshot:
     ) -> list[NearestRows]:
         """The k nearest items of each query in its probed lists, or (None) in all of them."""
         count = k if exclude is None else k + 1
-        selections, ranges = self.alive if matching is None else matching, list(self.ranges(len(queries), probed))
+        selections, ranges = self.alive if matching is None else matching, self.ranges(len(queries), probed)
         if len(queries) == 1:
-            rows, squares = self._compare(queries, ranges, selections)
-            near = k_nearest(squares, count, None)
-            return [self.rank(rows.take(near), squares.take(near), k, None if exclude is None else exclude[0])]
+            rows, squares = self._near_one(queries, ranges, selections, count)
+            return [self.rank(rows, squares, k, None if exclude is None else exclude[0])]
         limits = np.full(len(queries), np.inf, np.float32)
         pieces = [piece for each in ranges for piece in each.pieces()]
         pairs = sum(len(piece.asking) * (piece.end - piece.start) for piece in pieces)
@@ -230,14 +231,15 @@ class Snapshot:
         found = in_threads(candidates, pieces) if is_threaded else list(map(candidates, pieces))
         return self._merge(found, limits, k, exclude)
 
-    def _compare(
-        self, query: np.ndarray, ranges: Sequence[Range], selections: Selections
+    def _near_one(
+        self, query: np.ndarray, ranges: Sequence[Range], selections: Selections, k: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The rows of some ranges, counted through all parts, and their squared distances to one query."""
+        """The rows of some ranges that may be among the k nearest of one query, and their squared distances."""
         if len(ranges) == 1 and selections[ranges[0].part] is None:
             part, _, _, start, end = ranges[0]
-            vectors, first = self.parts[part].lists.vectors[start:end], int(self.starts[part])
-            return np.arange(first + start, first + end), parallel_cdist(query, vectors)[0]
+            of_list = parallel_cdist(query, self.parts[part].lists.vectors[start:end])[0]
+            near = k_nearest(of_list, k, None)
+            return near + (start + self.starts[part]), of_list.take(near)
         rows, squares, sparse = [np.empty(0, np.int64)], [np.empty(0, np.float32)], dict[int, list[np.ndarray]]()
         for part, _, _, start, end in ranges:
             selection = selections[part]
@@ -252,7 +254,9 @@ class Snapshot:
             own = np.concatenate(several)
             rows.append(own + self.starts[part])
             squares.append(parallel_cdist(query, self.parts[part].lists.vectors.take(own, axis=0))[0])
-        return np.concatenate(rows), np.concatenate(squares)
+        all_rows, all_squares = np.concatenate(rows), np.concatenate(squares)
+        near = k_nearest(all_squares, k, None)
+        return all_rows.take(near), all_squares.take(near)
 
     def _near(
         self,
@@ -327,12 +331,12 @@ class Snapshot:
             order[tied] = some.take(np.lexsort((self.ids(rows.take(some)), keys.take(some))))
         return order
 
-    def ranges(self, queries: int, probed: Sequence[np.ndarray] | None) -> Iterator[Range]:
+    def ranges(self, queries: int, probed: Sequence[np.ndarray] | None) -> list[Range]:
         """What is to be scanned.
 
         A list is compared with its checksums before; where some are probed, the disk is asked for them ahead.
         """
-        by_list = _queries_by_list(queries, probed)
+        by_list, ranges = _queries_by_list(queries, probed), list[Range]()
         for number_of_part, part in enumerate(self.parts):
             lists = part.lists
             if probed is None:
@@ -342,7 +346,8 @@ class Snapshot:
             for number, asking in by_list:
                 start, end = (0, len(lists)) if number is None else lists.bounds(number)
                 if start < end and len(asking):
-                    yield Range(number_of_part, number, asking, start, end)
+                    ranges.append(Range(number_of_part, number, asking, start, end))
+        return ranges
 
     def rank(self, rows: np.ndarray, squares: np.ndarray, k: int, exclude_id: int | None = None) -> NearestRows:
         """The k nearest of some rows, counted through all parts, by distance, ties by id."""
@@ -353,12 +358,11 @@ class Snapshot:
 
     def columns(self, rows: np.ndarray, squares: np.ndarray) -> Columns:
         """Hits by field, of rows that are counted through all parts."""
-        by_part = [(mine, self._columns(lists, own, squares[mine])) for lists, mine, own in self.split(rows)]
-        if len(by_part) == 1:
-            return by_part[0][1]
+        if len(self.parts) == 1:
+            return self._columns(self.parts[0].lists, rows, squares)
         table = np.empty((len(rows), len(Columns._fields)), dtype=object)
-        for mine, columns in by_part:
-            for field, values in enumerate(columns):
+        for lists, mine, own in self.split(rows):
+            for field, values in enumerate(self._columns(lists, own, squares[mine])):
                 table[mine, field] = values
         return Columns(*table.T.tolist())
 
@@ -407,12 +411,12 @@ class Snapshot:
 
 def _queries_by_list(queries: int, probed: Sequence[np.ndarray] | None) -> list[tuple[int | None, np.ndarray]]:
     """The lists to scan (None: all), and the queries that probe each."""
-    asking = np.arange(queries)
     if probed is None:
-        return [(None, asking)]
+        return [(None, np.arange(queries))]
     if queries == 1:
-        return [(number, asking) for number in probed[0].tolist()]
-    numbers, asking = np.concatenate([asking[:0], *probed]), asking.repeat([len(lists) for lists in probed])
+        return [(number, _FIRST) for number in probed[0].tolist()]
+    asking = np.arange(queries).repeat([len(lists) for lists in probed])
+    numbers = np.concatenate([asking[:0], *probed])
     order = numbers.argsort(kind="stable")
     lists, starts = np.unique(numbers[order], return_index=True)
     return list(zip(lists.tolist(), np.split(asking[order], starts[1:]), strict=False))
