@@ -222,14 +222,16 @@ class Snapshot:
         pieces = [piece for each in ranges for piece in each.pieces()]
         pairs = sum(len(piece.asking) * (piece.end - piece.start) for piece in pieces)
         is_threaded = pairs > _THREADED_PAIRS * len(pieces)
+        is_merged = sum(len(piece.asking) for piece in pieces) > len(queries)
         # SimSIMD's own threads would spin in the way of ours.
         compare = cached_cdist if is_threaded else parallel_cdist
 
         def candidates(piece: Range) -> Candidates:
-            return self._near(piece, queries, selections[piece.part], limits, count, compare)
+            near = self._near(piece, queries, selections[piece.part], limits, count, compare)
+            return near if is_merged else self._sorted(near, exclude)
 
         found = in_threads(candidates, pieces) if is_threaded else list(map(candidates, pieces))
-        return self._merge(found, limits, k, exclude)
+        return self._first(self._merge(found, limits, exclude) if is_merged else found, len(queries), k)
 
     def _near_one(
         self, query: np.ndarray, ranges: Sequence[Range], selections: Selections, k: int
@@ -303,26 +305,36 @@ class Snapshot:
             exact = np.concatenate([compare(one, vectors.take(some, axis=0))[0] for one, some in pairs])
         return Candidates(asking.take(query), rows.take(column) + self.starts[part], exact)
 
-    def _merge(
-        self, found: Sequence[Candidates], limits: np.ndarray, k: int, exclude: np.ndarray | None
-    ) -> list[NearestRows]:
-        """The k nearest of the candidates of each query."""
-        none = Candidates(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))
-        queries, rows, squares = (np.concatenate(columns) for columns in zip(none, *found, strict=True))
+    def _merge(self, found: Sequence[Candidates], limits: np.ndarray, exclude: np.ndarray | None) -> list[Candidates]:
+        """Those of all pieces in one, sorted, within the limits that the last piece left."""
+        queries, rows, squares = (np.concatenate(columns) for columns in zip(*found, strict=True))
         near = squares <= limits.take(queries)
+        return [self._sorted(Candidates(queries[near], rows[near], squares[near]), exclude)]
+
+    def _sorted(self, candidates: Candidates, exclude: np.ndarray | None) -> Candidates:
+        """By query, then by distance, without the item that each query leaves out."""
+        queries, rows, squares = candidates
         if exclude is not None:
-            near &= self.ids(rows) != exclude.take(queries)
-        queries, rows, squares = queries[near], rows[near], squares[near]
+            others = self.ids(rows) != exclude.take(queries)
+            queries, rows, squares = queries[others], rows[others], squares[others]
         # Squares are not negative, and are in the order of their bits.
         order = self._order(queries << 32 | squares.view(np.int32), rows)
-        rows, squares = rows.take(order), squares.take(order)
-        bounds = pairwise(np.bincount(queries + 1, minlength=len(limits) + 1).cumsum().tolist())
-        slices = (slice(start, min(end, start + k)) for start, end in bounds)
-        return [NearestRows(self.columns, rows[own], squares[own]) for own in slices]
+        return Candidates(queries.take(order), rows.take(order), squares.take(order))
+
+    def _first(self, found: Sequence[Candidates], count: int, k: int) -> list[NearestRows]:
+        """The k nearest of each query, whose candidates are all in one place."""
+        none = NearestRows(self.columns, np.empty(0, np.int64), np.empty(0, np.float32))
+        nearest = [none] * count
+        for queries, rows, squares in found:
+            bounds = [0, *(np.flatnonzero(queries[1:] != queries[:-1]) + 1).tolist(), len(queries)]
+            for start, end in pairwise(bounds if len(queries) else ()):
+                own = slice(start, min(end, start + k))
+                nearest[queries[start]] = NearestRows(self.columns, rows[own], squares[own])
+        return nearest
 
     def _order(self, keys: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """What sorts rows by their keys, ties by id."""
-        order = keys.argsort()
+        order = keys.argsort(kind="stable")
         ordered = keys.take(order)
         same = ordered[1:] == ordered[:-1]
         if same.any():  # seldom, and then few
