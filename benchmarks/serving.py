@@ -1,19 +1,19 @@
-"""`kedge serve` under load: requests per second with pictures in batches and one by one, in one run.
+"""`kedge serve` under load: requests per second in batches, one by one, and at another commit, in one run.
 
-    python benchmarks/serving.py [--seconds 60] [--clients 64] [--only demo]
+    python benchmarks/serving.py [--commit COMMIT] [--photos FOLDER] [--seconds 60] [--clients 64] [--only demo]
     python benchmarks/serving.py --seconds 3 --only tiny --out ''            short; writes nothing
 
-Galleries: `demo`, which `kedge demo` builds; `resnet18-224`, which has a ResNet-18 for pictures of 224 pixels; `tiny`.
-Each client sends a picture, waits for the answer and sends the next; when told to come back (429), it does. Servers
-with and without batches are asked in turns. Exits with 1 if there was any other error, or if the server's memory grew
-by more than 5% between a sixth of the time and its end.
+Galleries: `demo`, which `kedge demo` builds; `resnet18-224`, which has a ResNet-18 for images of 224 pixels and is
+asked with photos of FOLDER (*/*.jpg) or, without one, with random images; `tiny`. Each client sends an image, waits for
+the answer and sends the next; when told to come back (429), it does. The servers are asked one after the other; that of
+another commit serves a gallery of its own, made by it in the same way. Exits with 1 if there was any other error, or if
+a server's memory grew by more than 5% between a sixth of the time and its end.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import io
 import json
 import os
 import signal
@@ -38,16 +38,21 @@ from kedge.model import Model
 from kedge.reproduce.machine import describe
 from runs import kedge
 
-RESULTS = Path(__file__).parent / "results" / "serving.json"
-BATCHES = {"batches": 32, "one by one": 1}
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "serving.json"
 GROWTH = 0.05
 
 
-class Setting(NamedTuple):
-    """What is asked, and with what."""
+class Server(NamedTuple):
+    """A source of Kedge, and how many images share a batch."""
 
-    gallery: Path
-    pictures: list[bytes]
+    source: Path
+    batch: int = 32
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of its processes."""
+        return {**os.environ, "PYTHONPATH": str(self.source)}
 
 
 def main() -> None:
@@ -56,35 +61,67 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--only", nargs="+", choices=GALLERIES, default=["demo", "resnet18-224"])
     parser.add_argument("--out", default=str(RESULTS))
+    parser.add_argument("--commit", help="to compare with")
+    parser.add_argument("--photos", type=Path, help="class folders of photos to ask with")
+    parser.add_argument("--make", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.make:  # in a process of the Kedge that is to serve it
+        GALLERIES[given.only[0]](given.make)
+        return
     rows: dict[str, Any] = {}
-    for name in given.only:
-        with tempfile.TemporaryDirectory() as folder:
-            setting = GALLERIES[name](Path(folder))
-            rows[name] = compared(setting, given.clients, given.seconds)
-        print(name, json.dumps(rows[name]), flush=True)
+    photos = [] if given.photos is None else sorted(given.photos.glob("*/*.jpg"))
+    with tempfile.TemporaryDirectory() as scratch, source_of(given.commit, Path(scratch)) as then:
+        servers = {"batches": Server(ROOT / "src"), "one by one": Server(ROOT / "src", 1)}
+        servers |= {"then": Server(then)} if then else {}
+        for name in given.only:
+            rows[name] = compared(name, servers, Path(scratch, name), photos, given.clients, given.seconds)
+            print(name, json.dumps(rows[name]), flush=True)
     if given.out:
-        record = {"clients": given.clients, "seconds": given.seconds, "galleries": rows, "machine": describe()}
-        Path(given.out).write_text(json.dumps(record, indent=1) + "\n")
-    wrong = [name for name, row in rows.items() for way in BATCHES if row[way]["errors"] or row[way]["grew"] > GROWTH]
-    sys.exit(f"Errors or growing memory: {', '.join(wrong)}" if wrong else 0)
-
-
-def compared(setting: Setting, clients: int, seconds: float) -> dict[str, Any]:
-    rows: dict[str, Any] = {}
-    for way, batch in BATCHES.items():
-        with serving(setting.gallery, batch) as (process, port):
-            rows[way] = asyncio.run(under_load(process.pid, port, setting.pictures, clients, seconds))
-    speeds = [rows[way]["requests_per_second"] for way in BATCHES]
-    return rows | {"batches / one by one": round(speeds[0] / speeds[1], 3)}
+        record = {"clients": given.clients, "seconds": given.seconds, "photos": len(photos), "then": given.commit}
+        Path(given.out).write_text(json.dumps({**record, "galleries": rows, "machine": describe()}, indent=1) + "\n")
+    judged = ((name, row[way]) for name, row in rows.items() for way in ("batches", "one by one"))
+    wrong = {name for name, row in judged if row["errors"] or row["grew"] > GROWTH}
+    sys.exit(f"Errors or growing memory: {', '.join(sorted(wrong))}" if wrong else 0)
 
 
 @contextmanager
-def serving(gallery: Path, batch: int) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    command = [sys.executable, "-m", "kedge", "serve", str(gallery), "--port", "0", "--batch", str(batch)]
-    log = gallery.parent / f"serve-{batch}.log"
+def source_of(commit: str | None, scratch: Path) -> Iterator[Path | None]:
+    """The source of another commit; None without one."""
+    if commit is None:
+        yield None
+        return
+    other = scratch / "other"
+    subprocess.run(["git", "worktree", "add", "--quiet", "--detach", other, commit], cwd=ROOT, check=True)
+    try:
+        yield other / "src"
+    finally:
+        subprocess.run(["git", "worktree", "remove", "--force", other], cwd=ROOT, check=True)
+
+
+def compared(
+    name: str, servers: dict[str, Server], folder: Path, photos: list[Path], clients: int, seconds: float
+) -> dict[str, Any]:
+    rows: dict[str, Any] = {}
+    for way, server in servers.items():
+        made = folder / server.source.parent.name
+        if not made.exists():
+            made.mkdir(parents=True)
+            make = [sys.executable, __file__, "--make", made, "--only", name]
+            subprocess.run(make, check=True, env=server.environment, stderr=subprocess.DEVNULL)
+        taken = photos[:: max(1, len(photos) // 20)] if name != "demo" else []
+        images = [file.read_bytes() for file in taken or sorted((made / "queries").rglob("*.png"))]
+        with serving(made / "gallery", server) as (process, port):
+            rows[way] = asyncio.run(under_load(process.pid, port, images, clients, seconds))
+    speed = {way: row["requests_per_second"] for way, row in rows.items()}
+    return rows | {f"batches / {way}": round(speed["batches"] / speed[way], 3) for way in speed if way != "batches"}
+
+
+@contextmanager
+def serving(gallery: Path, server: Server) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    command = [sys.executable, "-m", "kedge", "serve", str(gallery), "--port", "0", "--batch", str(server.batch)]
+    log = gallery.parent / f"serve-{server.batch}.log"
     with log.open("w") as stream:
-        process = subprocess.Popen(command, stderr=stream, text=True)
+        process = subprocess.Popen(command, stderr=stream, text=True, env=server.environment)
     try:
         while "The API" not in log.read_text():
             if process.poll() is not None:
@@ -98,8 +135,8 @@ def serving(gallery: Path, batch: int) -> Iterator[tuple[subprocess.Popen[str], 
         process.kill()
 
 
-async def under_load(pid: int, port: int, pictures: list[bytes], clients: int, seconds: float) -> dict[str, Any]:
-    await first_answer(port, pictures[0])
+async def under_load(pid: int, port: int, images: list[bytes], clients: int, seconds: float) -> dict[str, Any]:
+    await first_answer(port, images[0])
     times: list[float] = []
     busy = 0
     errors: list[str] = []
@@ -112,7 +149,7 @@ async def under_load(pid: int, port: int, pictures: list[bytes], clients: int, s
         turn = number
         while time.perf_counter() < end:
             started = time.perf_counter()
-            status, body = await ask(reader, writer, pictures[turn % len(pictures)])
+            status, body = await ask(reader, writer, images[turn % len(images)])
             turn += clients
             if status == 200:
                 times.append(time.perf_counter() - started)
@@ -148,12 +185,12 @@ async def under_load(pid: int, port: int, pictures: list[bytes], clients: int, s
     }
 
 
-async def first_answer(port: int, picture: bytes) -> None:
+async def first_answer(port: int, image: bytes) -> None:
     """The server says where it is before it is ready."""
     for _ in range(600):
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            status, _ = await ask(reader, writer, picture)
+            status, _ = await ask(reader, writer, image)
             writer.close()
             if status == 200:
                 return
@@ -163,12 +200,10 @@ async def first_answer(port: int, picture: bytes) -> None:
     raise SystemExit("The server does not answer.")
 
 
-async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, picture: bytes) -> tuple[int, bytes]:
+async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, image: bytes) -> tuple[int, bytes]:
     """By hand: with two cores for both, a client that costs little is half the benchmark."""
-    head = (
-        f"POST /api/v1/search HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\nContent-Length: {len(picture)}"
-    )
-    writer.write(f"{head}\r\n\r\n".encode() + picture)
+    head = f"POST /api/v1/search HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\nContent-Length: {len(image)}"
+    writer.write(f"{head}\r\n\r\n".encode() + image)
     answer = (await reader.readuntil(b"\r\n\r\n")).lower()
     length = int(answer.partition(b"content-length:")[2].partition(b"\r\n")[0])
     return int(answer[9:12]), await reader.readexactly(length)
@@ -179,12 +214,11 @@ def memory_of(pid: int) -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def demo_gallery(folder: Path) -> Setting:
+def demo_gallery(folder: Path) -> None:
     kedge("demo", "--folder", folder, "recipe.epochs=1")
-    return Setting(folder / "gallery", [file.read_bytes() for file in sorted((folder / "queries").rglob("*.png"))])
 
 
-def random_gallery(folder: Path, encoder: str, size: int) -> Setting:
+def random_gallery(folder: Path, encoder: str, size: int) -> None:
     """Weights do not matter for the time it takes."""
     chance = np.random.default_rng(0)
     built = build_encoder(encoder, image_size=size)
@@ -195,13 +229,10 @@ def random_gallery(folder: Path, encoder: str, size: int) -> Setting:
     labels = [names[row % 10] for row in range(5000)]
     gallery.add_embeddings(chance.normal(size=(5000, built.dim)).astype(np.float32), labels=labels)
     gallery.optimize()
-    pictures = []
-    for _ in range(20):
-        stream = io.BytesIO()
+    (folder / "queries").mkdir()
+    for number in range(20):
         rough = Image.fromarray(chance.integers(0, 256, (16, 16, 3), dtype=np.uint8))
-        rough.resize((size, size), Image.Resampling.BICUBIC).save(stream, "PNG")
-        pictures.append(stream.getvalue())
-    return Setting(gallery.path, pictures)
+        rough.resize((size, size), Image.Resampling.BICUBIC).save(folder / "queries" / f"{number}.png")
 
 
 GALLERIES = {
