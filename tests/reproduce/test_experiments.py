@@ -171,6 +171,40 @@ def test_unknown_images_that_are_not_there_leave_no_result(stripes: Path, tmp_pa
     assert ResultStore(tmp_path / "results.jsonl").lines() == []
 
 
+def test_in_shop_is_searched_as_its_lists_say(tmp_path: Path) -> None:
+    folder, generator = tmp_path / "inshop", np.random.default_rng(0)
+    statuses = {**dict.fromkeys(range(3), ["train"] * 8), **dict.fromkeys(range(3, 7), ["query"] * 2 + ["gallery"] * 3)}
+    listed = []
+    for item, parts in statuses.items():
+        colour = generator.integers(200, size=3)
+        for number, part in enumerate(parts):
+            file = f"img/WOMEN/Tees/id_{item:08d}/{number}.png"
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            # The first of a gallery is a copy of a query: other than a query itself, it is not left out.
+            pixels = colour + (0 if number in (0, 2) else generator.integers(56, size=(8, 8, 3)))
+            Image.fromarray(np.broadcast_to(pixels, (8, 8, 3)).astype(np.uint8)).save(folder / file)
+            listed.append((file, f"id_{item:08d}", part))
+    generator.shuffle(listed)
+    lines = [str(len(listed)), "image_name item_id evaluation_status", *map(" ".join, listed)]
+    (folder / "list_eval_partition.txt").write_text("\n".join(lines) + "\n")
+    settings = ("recipe.epochs=1", "recipe.batch_size=8", "recipe.size=32", "split.holdout=0", "encoder.dim=8")
+    job = Job("inshop", "resnet10", "cam", "paper", 0, settings=settings, measures=("unseen",))
+    perform(job, tmp_path, {"inshop": folder})
+    (line,) = ResultStore(tmp_path / "results.jsonl").lines()
+    model = Model.load(tmp_path / "runs" / job.name)
+    queries, gallery = ([entry for entry in listed if entry[2] == part] for part in ("query", "gallery"))
+    first, precision = [], []
+    for file, item, _ in queries:
+        distances = (model.embed([folder / file]) - model.embed([folder / other for other, *_ in gallery])).norm(dim=1)
+        right = [gallery[row][1] == item for row in distances.argsort(stable=True).tolist()]
+        first.append(right[0])
+        precision.append(np.mean(right[:3]))
+    assert (line.values["classes"], line.values["queries"]) == (4, 8)
+    scores = line.values["embedding"]
+    assert (scores["R@1"], scores["R-precision"]) == pytest.approx((np.mean(first), np.mean(precision)))
+    assert scores["R@1"] >= 0.5
+
+
 def keys(names: Sequence[str]) -> list[set[str]]:
     return [{job.key for job in EXPERIMENTS[name].jobs(SELECTION)} for name in names]
 

@@ -331,7 +331,7 @@ class LossBenchmark(Experiment):
 
 
 class Unseen(Experiment):
-    """Classes that were never trained on, searched among themselves."""
+    """Classes that were never trained on, searched among themselves or, where the dataset says so, in a gallery."""
 
     name = "unseen"
     title = "Classes never trained on"
@@ -352,8 +352,9 @@ class Unseen(Experiment):
         ),
     )
     notes = (
-        "Test images among themselves, without the query; by embedding and, by cosine, by the encoder's features. With "
-        "recipe head the encoder is frozen: its features are raw, as before any training.",
+        "Test images among themselves, without the query (In-Shop: its queries in its gallery); by embedding and, by "
+        "cosine, by the encoder's features. With recipe head the encoder is frozen: its features are raw, as before "
+        "any training.",
     )
     all_methods = False
 

@@ -114,7 +114,7 @@ def hits(model: Model, dataset: Dataset, folder: Path, data_files: DataFiles) ->
 
 
 def unseen(model: Model, dataset: Dataset, folder: Path, data_files: DataFiles) -> dict[str, Any]:  # noqa: ARG001
-    """Classes that were kept out of training, by the dataset or by `split.unseen`, searched among themselves."""
+    """Search for classes that were kept out of training, by the dataset or by `split.unseen`."""
     return evaluate_unseen(model, dataset_of(folder, trust=True))
 
 
