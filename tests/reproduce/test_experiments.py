@@ -265,6 +265,14 @@ def test_an_unknown_experiment_is_one_sentence() -> None:
         select("dimensions,fewshot", replace(SELECTION, sweep=(8,)))
 
 
+def test_what_is_unknown_was_not_trained_on() -> None:
+    selection = replace(SELECTION, datasets=("svhn",))
+    with pytest.raises(ConfigError, match=r"SVHN is what is unknown; .*split\.unseen=0\.5"):
+        EXPERIMENTS["open_set"].jobs(selection)
+    jobs = EXPERIMENTS["open_set"].jobs(replace(selection, settings=("split.unseen=0.5",)))
+    assert {EXPERIMENTS["open_set"].row(job)[:2] for job in jobs} == {("svhn", "unseen classes")}
+
+
 def test_all_is_the_paper_and_nothing_else() -> None:
     whole = {each.name: part for each, part in select("all", Selection())}
     assert list(whole) == list(EXPERIMENTS)[:9]

@@ -394,6 +394,12 @@ class OpenSet(Experiment):
         """Classes are kept out of training where the encoder is pretrained."""
         return self.encoders[1:] if dataset in Unseen.datasets else self.encoders[:1]
 
+    def variants(self, job: Job, selection: Selection) -> Sequence[tuple[str, ...]]:  # noqa: ARG002
+        """One, where what is unknown was not trained on."""
+        if job.dataset == self.row(job)[1]:
+            raise ConfigError(f"{display(UNKNOWN)} is what is unknown; keep some of its classes out: split.unseen=0.5.")
+        return ((),)
+
     def row(self, job: Job) -> tuple[str, ...]:
         """With what is unknown."""
         has_unseen = job.dataset in Unseen.datasets or job.config.split.unseen
