@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from scipy.io import savemat
 
-from kedge.datasets import Dataset, cars196, cub200, inshop, online_products
+from kedge.datasets import Dataset, cars196, cub200, inshop, leave_classes_out, online_products
 from kedge.errors import DataError
 
 
@@ -82,12 +83,15 @@ def test_the_official_split(name: str, tmp_path: Path, monkeypatch: pytest.Monke
     assert dataset.classes[0] == first
     assert dataset.train.labels.tolist() == [0, 1, 2]
     assert len(dataset.test) == 0
-    (unseen,) = dataset.unseen
+    assert len(dataset.unseen) == 1
+    assert (dataset.unseen_gallery is not None) == (name == "inshop")
+    splits = [*dataset.unseen, *([dataset.unseen_gallery] if dataset.unseen_gallery else [])]
+    labels = np.concatenate([split.labels for split in splits])
     # Three images of two classes; two of one class share a shade.
-    assert sorted(np.bincount(unseen.labels - unseen.labels.min()).tolist()) == [1, 2]
-    shades = unseen.take(range(3)).float().mean((1, 2, 3)).round()
-    for one, label in zip(shades, unseen.labels, strict=True):
-        same = [float(other) for other, own in zip(shades, unseen.labels, strict=True) if own == label]
+    assert sorted(np.bincount(labels - labels.min()).tolist()) == [1, 2]
+    shades = torch.cat([split.take(range(len(split))) for split in splits]).float().mean((1, 2, 3)).round()
+    for one, label in zip(shades, labels, strict=True):
+        same = [float(other) for other, own in zip(shades, labels, strict=True) if own == label]
         assert same == pytest.approx([float(one)] * len(same), abs=2)
     assert dataset.train.take([0]).float().mean() < shades.min()
     changed = load(folder, size=8).fingerprint()
@@ -95,6 +99,29 @@ def test_the_official_split(name: str, tmp_path: Path, monkeypatch: pytest.Monke
     (folder / listing).unlink()
     with pytest.raises(DataError, match=r"there has no .*" + Path(listing).name):
         load(folder)
+
+
+def test_in_shop_has_queries_and_a_gallery(tmp_path: Path) -> None:
+    write_inshop(tmp_path)
+    dataset = inshop(tmp_path, size=8)
+    (queries,), gallery = dataset.unseen, dataset.unseen_gallery
+    assert gallery is not None
+    files = [[Path(file).name for file in split.paths or ()] for split in (queries, gallery)]
+    assert files == [["query_12.jpg"], ["gallery_11.jpg", "gallery_12.jpg"]]
+    assert queries.labels[0] == gallery.labels[1] != gallery.labels[0]
+    listing = tmp_path / "Eval/list_eval_partition.txt"
+    text = listing.read_text()
+    # The protocol is part of the dataset: with other queries it is another one.
+    listing.write_text(text.replace("   gallery\n", "   query\n", 1))
+    other = inshop(tmp_path, size=8)
+    assert [len(split.labels) for split in (*other.unseen, other.unseen_gallery) if split] == [2, 1]
+    assert other.fingerprint() != dataset.fingerprint()
+    # Classes that are drawn have no protocol: they are searched among themselves.
+    assert leave_classes_out(dataset, 0.3).unseen_gallery is None
+    for status, sentence in {"gallery": "no images of the gallery", "query": "no images to query with"}.items():
+        listing.write_text("".join(line for line in text.splitlines(keepends=True) if not line.endswith(f"{status}\n")))
+        with pytest.raises(DataError, match=sentence):
+            inshop(tmp_path, size=8)
 
 
 def test_a_class_in_both_lists_is_refused(tmp_path: Path) -> None:

@@ -32,6 +32,26 @@ def test_notes_of_datasets_that_cannot_be_read_are_one_sentence(tmp_path: Path) 
         write_report([], tmp_path, {})
 
 
+def test_the_page_says_which_pairs_were_not_run_and_counts_a_run_once(tmp_path: Path) -> None:
+    job = Job("cub200", "efficientnet_lite0", "cam", "head", 0)
+    about = {
+        "command": "",
+        "config_hash": "",
+        "dataset_hash": "abc",
+        "seconds": 1.0,
+        "machine": {"cpu": "a", "torch": 1},
+    }
+    detection = {"unknown": "unseen classes", "AUROC": 0.9, "FPR@95": 0.5, "OSCR": 0.7, "accuracy": 0.75}
+    measured = {"unseen": {"embedding": {"R@1": 0.5}}, "open_set": detection}
+    lines = [ResultLine.of(job, measure, values=values, **about) for measure, values in measured.items()]
+    page = write_report(lines, tmp_path, {}).read_text()
+    assert (
+        "| CUB-200 | unseen classes | EfficientNet-Lite0 | CAM | .900 (1) | .500 (1) | .700 (1) | 75.00% (1) |" in page
+    )
+    assert page.rstrip().endswith("Not run: CIFAR-100 with ResNet-18.")
+    assert "- 1 runs on a, torch 1, commit None." in page
+
+
 def test_the_page_counts_what_is_above_within_and_below(tmp_path: Path) -> None:
     ways = {way: {"mAP": 0.99, "P@20": 0.954, "P@100": 0.1} for way in METHODS}
     lines = [

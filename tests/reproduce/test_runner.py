@@ -175,7 +175,7 @@ def test_the_list() -> None:
     names = [line.split()[0] for line in done.stdout.splitlines()]
     assert names == [
         *("table1", "table2", "ablation", "classification", "dimensions", "convergence", "fewshot", "embeddings2d"),
-        *("qualitative", "league", "unseen"),
+        *("qualitative", "league", "unseen", "open_set"),
     ]
 
 

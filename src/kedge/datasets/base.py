@@ -148,6 +148,8 @@ class Dataset:
     interpolation: str = "bilinear"
     unseen: tuple[ImageSplit, ...] = ()
     """Images of classes that are none of `classes`, with labels of their own: kept out of training altogether."""
+    unseen_gallery: ImageSplit | None = None
+    """Images of the same classes that those of `unseen` are searched in; None: each is searched among the others."""
 
     def __post_init__(self) -> None:
         if len(self.classes) < 2:
@@ -187,7 +189,8 @@ class Dataset:
 
     def _hash(self, *, pixels: bool) -> str:
         digest = hashlib.sha256()
-        for split in (self.train, self.test, *self.unseen):
+        gallery = () if self.unseen_gallery is None else (self.unseen_gallery,)
+        for split in (self.train, self.test, *self.unseen, *gallery):
             digest.update(repr((len(split), split.size)).encode())
             digest.update(split.labels.astype("<i8").tobytes())
             if split.files is not None and not pixels:

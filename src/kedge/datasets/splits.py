@@ -76,6 +76,7 @@ def keep_classes(dataset: Dataset, kept: np.ndarray) -> Dataset:
         train=seen(dataset.train),
         test=seen(dataset.test),
         unseen=tuple(split for split in others if len(split)),
+        unseen_gallery=None,
     )
 
 

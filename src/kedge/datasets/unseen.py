@@ -6,6 +6,7 @@ They are not downloaded: their hosts ask for consent, or have no address that la
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -67,17 +68,28 @@ def online_products(path: str | Path, size: int = 224) -> Dataset:
 
 
 def inshop(path: str | Path, size: int = 224) -> Dataset:
-    """In-Shop Clothes Retrieval: 25,882 photographs of 3,997 items are trained on, 26,830 of 3,985 searched.
+    """In-Shop Clothes Retrieval: 25,882 photographs of 3,997 items are trained on; of 3,985 others, 14,218 photographs
+    are queries and 12,612 the gallery that they are searched in.
 
-    ``path`` holds ``list_eval_partition.txt`` (or ``Eval/`` with it) and ``img/``. The official protocol asks with its
-    query images in its gallery images; here both are searched among themselves, as the other datasets are.
+    ``path`` holds ``list_eval_partition.txt`` (or ``Eval/`` with it) and ``img/``.
     """
     folder = Path(path).expanduser()
     listing = "list_eval_partition.txt"
     lines = _lines(folder, listing if (folder / listing).exists() else f"Eval/{listing}")
     rows = [line.split() for line in lines[2:]]
-    train, test = ([(folder / file, item) for file, item, part in rows if (part == "train") == own] for own in (1, 0))
-    return _disjoint("inshop", folder, train, test, size)
+    train, queries, gallery = (
+        [(folder / file, item) for file, item, status in rows if status == part]
+        for part in ("train", "query", "gallery")
+    )
+    dataset = _disjoint("inshop", folder, train, queries + gallery, size)
+    [images] = dataset.unseen
+    is_query = np.isin(images.paths or (), [str(file) for file, _ in queries])
+    asked, searched = (images.subset(np.flatnonzero(chosen)) for chosen in (is_query, ~is_query))
+    if not len(asked) or not len(searched):
+        raise DataError(
+            f"{folder} lists no images {'of the gallery' if len(asked) else 'to query with'}: check its lists."
+        )
+    return replace(dataset, unseen=(asked,), unseen_gallery=searched)
 
 
 def _lines(folder: Path, name: str) -> list[str]:

@@ -261,19 +261,27 @@ def _embed(model: Model, images: ImageSplit, batch_size: int, title: str) -> tup
 
 
 def evaluate_unseen(model: Model, dataset: Dataset, batch_size: int | None = None) -> dict[str, Any]:
-    """Images of classes that were kept out of training, each searched among the others: ``Report.unseen``."""
-    splits = dataset.unseen
-    if not splits:
+    """Images of classes that were kept out of training, each searched among the others, or in a gallery of their own
+    where the dataset has one: ``Report.unseen``. NMI is that of the images that are searched.
+    """
+    if not dataset.unseen:
         raise DataError(f"All classes of {dataset.name} were trained on; keep some out with split.unseen=0.5.")
-    if batch_size is None:
-        batch_size = _BATCH.get(model.device.type, _BATCH["cpu"])
-    features = torch.cat([split_features(model, split, batch_size=batch_size, title="unseen") for split in splits])
-    labels = np.concatenate([split.labels for split in splits])
-    embeddings = torch.cat([model.embed_features(part).float() for part in torch.split(features, ROUTE_CHUNK)])
+    size = batch_size or _BATCH.get(model.device.type, _BATCH["cpu"])
+
+    def vectors_of(splits: Sequence[ImageSplit]) -> tuple[dict[str, Tensor], np.ndarray]:
+        features = torch.cat([split_features(model, split, batch_size=size, title="unseen") for split in splits])
+        embeddings = torch.cat([model.embed_features(part).float() for part in torch.split(features, ROUTE_CHUNK)])
+        labels = np.concatenate([split.labels for split in splits])
+        return {"embedding": embeddings, "features": normalize(features, dim=1)}, labels
+
+    queries, labels = vectors_of(dataset.unseen)
+    others = dataset.unseen_gallery
+    gallery, gallery_labels = (queries, labels) if others is None else vectors_of([others])
+    own = range(len(labels)) if others is None else None
     scores: dict[str, Any] = {"classes": len(np.unique(labels)), "queries": len(labels)}
-    for name, vectors in {"embedding": embeddings, "features": normalize(features, dim=1)}.items():
-        ranking = rank_relevant(vectors, labels, vectors, labels, ks=RECALLS, self_index=range(len(labels)))
-        scores[name] = {**ranking.retrieval(), "NMI": _nmi(vectors, labels)}
+    for name, items in gallery.items():
+        ranking = rank_relevant(queries[name], labels, items, gallery_labels, ks=RECALLS, self_index=own)
+        scores[name] = {**ranking.retrieval(), "NMI": _nmi(items, gallery_labels)}
     return scores
 
 

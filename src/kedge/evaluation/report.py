@@ -94,8 +94,8 @@ class Report(BaseReport):
     brute_force_cosine: dict[str, float] = field(default_factory=dict)
     """By cosine instead of Euclidean distance; empty in a report of 0.1, which did not measure it."""
     unseen: dict[str, Any] = field(default_factory=dict)
-    """Of classes kept out of training, searched among themselves: R@k, R-precision, MAP@R and NMI by embedding and by
-    raw features."""
+    """Of classes kept out of training, searched among themselves or in their gallery: R@k, R-precision, MAP@R and NMI
+    by embedding and by raw features."""
     open_set: dict[str, Any] = field(default_factory=dict)
     """Open-set detection, unknown against test images, by the source of the unknown: AUROC, FPR at 95 % TPR, OSCR."""
     classes: ClassScores | None = field(default=None, compare=False, repr=False)

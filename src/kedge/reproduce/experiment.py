@@ -87,16 +87,21 @@ class Experiment:
             return None
         return replace(selection, datasets=datasets, encoders=encoders, losses=losses)
 
+    def encoders_of(self, dataset: str) -> tuple[str, ...]:  # noqa: ARG002
+        """The encoders that are trained on a dataset, unless the selection names others."""
+        return self.encoders
+
     def jobs(self, selection: Selection) -> list[Job]:
         """All runs."""
-        combinations = itertools.product(
-            selection.datasets or self.datasets,
-            selection.encoders or self.encoders,
-            selection.losses or self.losses,
-            selection.seeds,
+        pairs = (
+            (dataset, encoder)
+            for dataset in selection.datasets or self.datasets
+            for encoder in selection.encoders or self.encoders_of(dataset)
         )
         jobs = []
-        for dataset, encoder, loss, seed in combinations:
+        for (dataset, encoder), loss, seed in itertools.product(
+            pairs, selection.losses or self.losses, selection.seeds
+        ):
             job = Job(dataset, encoder, loss, selection.recipe, seed, (), selection.settings, self.measures)
             jobs += [replace(job, changes=changes) for changes in self.variants(job, selection)]
         return jobs

@@ -1,4 +1,4 @@
-"""The paper's nine experiments, and the benchmark of more losses."""
+"""The paper's nine experiments, and the benchmarks of more losses, of unseen classes and of unknown images."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from kedge.evaluation import retrieval_grid
 from kedge.evaluation.report import TITLES
 from kedge.reproduce.experiment import ACCURACY, KNN1, LOSSES, METHOD_COLUMNS, Experiment, LinesByLoss, Row, Selection
 from kedge.reproduce.jobs import DataFiles, Job, Results, dataset_info, load_dataset, value_at
+from kedge.reproduce.measures import UNKNOWN
 from kedge.reproduce.paper import display, paper_rows, paper_speedup, paper_values
 from kedge.reproduce.plots import plot_curves, plot_embeddings, plot_loss_benchmark
 from kedge.reproduce.tables import Column, Table
@@ -330,7 +331,7 @@ class LossBenchmark(Experiment):
 
 
 class Unseen(Experiment):
-    """Classes that were never trained on, searched among themselves."""
+    """Classes that were never trained on, searched among themselves or, where the dataset says so, in a gallery."""
 
     name = "unseen"
     title = "Classes never trained on"
@@ -351,8 +352,9 @@ class Unseen(Experiment):
         ),
     )
     notes = (
-        "Test images among themselves, without the query; by embedding and, by cosine, by the encoder's features. With "
-        "recipe head the encoder is frozen: its features are raw, as before any training.",
+        "Test images among themselves, without the query (In-Shop: its queries in its gallery); by embedding and, by "
+        "cosine, by the encoder's features. With recipe head the encoder is frozen: its features are raw, as before "
+        "any training.",
     )
     all_methods = False
 
@@ -361,11 +363,54 @@ class Unseen(Experiment):
         return [() if job.config.recipe.freeze else ("recipe.optimizer.name=adamw", "recipe.optimizer.lr=1.0e-4")]
 
 
+class OpenSet(Experiment):
+    """Known images told from unknown ones, by the score that says *unknown* in searches."""
+
+    name = "open_set"
+    title = "Open-set detection"
+    in_paper = False
+    accepts_any_loss = True
+    datasets = ("cifar100", "cub200")
+    encoders = ("resnet18", "efficientnet_lite0")
+    measures = ("open_set",)
+    labels = ("dataset", "unknown", "encoder", "loss")
+    columns = tuple(
+        Column(*score, measure="open_set")
+        for score in (
+            ("AUROC", "fraction", "high", "AUROC"),
+            ("FPR at 95% TPR", "fraction", "low", "FPR@95"),
+            ("OSCR", "fraction", "high", "OSCR"),
+            ("accuracy", "percent", "high", "accuracy"),
+        )
+    )
+    notes = (
+        "Test images against unknown ones, by their familiarity with the training images. Unknown are the classes kept "
+        "out of training or, where all are trained on, the test images of SVHN. Where all test classes are unseen, the "
+        "images held out of training are the known ones; they chose the epoch, too. OSCR is at most the accuracy.",
+    )
+    all_methods = False
+
+    def encoders_of(self, dataset: str) -> tuple[str, ...]:
+        """Classes are kept out of training where the encoder is pretrained."""
+        return self.encoders[1:] if dataset in Unseen.datasets else self.encoders[:1]
+
+    def variants(self, job: Job, selection: Selection) -> Sequence[tuple[str, ...]]:  # noqa: ARG002
+        """One, where what is unknown was not trained on."""
+        if job.dataset == self.row(job)[1]:
+            raise ConfigError(f"{display(UNKNOWN)} is what is unknown; keep some of its classes out: split.unseen=0.5.")
+        return ((),)
+
+    def row(self, job: Job) -> tuple[str, ...]:
+        """With what is unknown."""
+        has_unseen = job.dataset in Unseen.datasets or job.config.split.unseen
+        return job.dataset, "unseen classes" if has_unseen else UNKNOWN, job.encoder, job.loss
+
+
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
     for experiment in (
         *(Table1(), Table2(), Ablation(), Classification(), Dimensions(), Convergence(), FewShot()),
-        *(Embeddings2d(), Qualitative(), LossBenchmark(), Unseen()),
+        *(Embeddings2d(), Qualitative(), LossBenchmark(), Unseen(), OpenSet()),
     )
 }
 

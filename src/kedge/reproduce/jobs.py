@@ -27,11 +27,13 @@ from kedge.reproduce.tables import Cell, Column
 
 __all__ = [
     "CONFIGS",
+    "WHOLE_RUN",
     "DataFiles",
     "Job",
     "ResultLine",
     "ResultStore",
     "Results",
+    "build_named",
     "dataset_info",
     "load_dataset",
     "parse_data_files",
@@ -43,6 +45,8 @@ KEY_VERSION = 6
 version are then identified by the job that they describe."""
 CONFIGS = "KEDGE_CONFIGS"
 """The environment variable that names a folder with the user's own configurations: loss/mine.yaml and the like."""
+WHOLE_RUN = ("scores", "unseen", "open_set")
+"""The measures whose lines hold the time of the training; those of all others hold that of the measuring."""
 DataFiles = Mapping[str, Path]
 """Dataset name → .npz file with its images, or the folder of a dataset that has one; others are loaded by name."""
 
@@ -147,7 +151,7 @@ class ResultLine:
     config_hash: str
     dataset_hash: str
     seconds: float
-    """Of the training, in this and in earlier sessions (`scores`, `unseen`); of the measuring for all others."""
+    """Of the training, in this and in earlier sessions (`WHOLE_RUN`), or of the measuring."""
     machine: dict[str, Any] = field(default_factory=dict)
     key_version: int = 1
 
@@ -267,12 +271,16 @@ def parse_data_files(arguments: Sequence[str]) -> dict[str, Path]:
 
 def load_dataset(name: str, data_files: DataFiles, *, download: bool = True) -> Dataset | None:
     """The dataset with this name, or None where it cannot be loaded."""
-    job = Job(name, "resnet18", "cam", "paper", 0)
     try:
         with nullcontext() if download else without_downloads():
-            dataset: Dataset = build_dataset(job.full_config(data_files).dataset)
+            return build_named(name, data_files)
     except KedgeError:
         return None
+
+
+def build_named(name: str, data_files: DataFiles) -> Dataset:
+    """The dataset with this name."""
+    dataset: Dataset = build_dataset(Job(name, "resnet18", "cam", "paper", 0).full_config(data_files).dataset)
     return dataset
 
 

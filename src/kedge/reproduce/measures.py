@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kedge.config.compose import dataset_of
+from kedge.config.compose import dataset_of, held_out_of
 from kedge.datasets import Dataset
 from kedge.evaluation import METHODS, Report, evaluate, evaluate_unseen, top_hits
 from kedge.model import Model, embed_split
+from kedge.reproduce.jobs import DataFiles, build_named
 from kedge.training import kept_epochs
 
-__all__ = ["MEASURES"]
+__all__ = ["MEASURES", "UNKNOWN"]
+
+UNKNOWN = "svhn"
+"""The dataset whose images are unknown to a model that was trained on all classes of its own."""
 
 _HITS, _QUERIES = 6, 2
 """Hits of a query and queries of a dataset, as many as the paper shows."""
@@ -30,20 +35,20 @@ _K = 100
 """Hits of a timed search."""
 
 
-def scores(model: Model, dataset: Dataset, folder: Path) -> dict[str, Any]:
+def scores(model: Model, dataset: Dataset, folder: Path, data_files: DataFiles) -> dict[str, Any]:  # noqa: ARG001
     """Every metric of the evaluation protocol."""
     report = evaluate(model, dataset)
     report.save(folder / "metrics.json")
     return _metrics(report) | {"queries": report.queries, "left_out": report.left_out}
 
 
-def curve(model: Model, dataset: Dataset, folder: Path) -> dict[str, Any]:  # noqa: ARG001
+def curve(model: Model, dataset: Dataset, folder: Path, data_files: DataFiles) -> dict[str, Any]:  # noqa: ARG001
     """The metrics of the evaluation protocol for every kept epoch."""
     # The run was trained by this process, or its configuration was compared with the job's.
     return {str(epoch): _metrics(evaluate(kept, dataset)) for epoch, kept in kept_epochs(folder, trust=True)}
 
 
-def speed(model: Model, dataset: Dataset, folder: Path) -> dict[str, Any]:  # noqa: ARG001
+def speed(model: Model, dataset: Dataset, folder: Path, data_files: DataFiles) -> dict[str, Any]:  # noqa: ARG001
     """Milliseconds per query, median over single queries: the encoder, and either search for the nearest 100.
 
     Two-stage search finds the nearest anchor, then searches only the images with that anchor's label. All on the CPU,
@@ -88,7 +93,7 @@ def _searcher(vectors: Tensor) -> Callable[[Tensor, int], Tensor]:
     return lambda query, k: (norms - 2 * (vectors @ query)).topk(min(k, len(vectors)), largest=False).indices
 
 
-def points(model: Model, dataset: Dataset, folder: Path) -> dict[str, Any]:  # noqa: ARG001
+def points(model: Model, dataset: Dataset, folder: Path, data_files: DataFiles) -> dict[str, Any]:  # noqa: ARG001
     """Two-dimensional embeddings of an even sample of training and test images, and the anchors."""
     values: dict[str, Any] = {"classes": list(dataset.classes), "anchors": None}
     if model.anchors is not None:
@@ -100,7 +105,7 @@ def points(model: Model, dataset: Dataset, folder: Path) -> dict[str, Any]:  # n
     return values
 
 
-def hits(model: Model, dataset: Dataset, folder: Path) -> dict[str, Any]:  # noqa: ARG001
+def hits(model: Model, dataset: Dataset, folder: Path, data_files: DataFiles) -> dict[str, Any]:  # noqa: ARG001
     """The first hits of a few queries, which are the same for every run."""
     rng = np.random.default_rng(0)
     queries = np.sort(rng.choice(len(dataset.test), min(_QUERIES, len(dataset.test)), replace=False))
@@ -108,13 +113,27 @@ def hits(model: Model, dataset: Dataset, folder: Path) -> dict[str, Any]:  # noq
     return {"queries": queries.tolist(), "hits": rows.tolist()}
 
 
-def unseen(model: Model, dataset: Dataset, folder: Path) -> dict[str, Any]:  # noqa: ARG001
-    """Classes that were kept out of training, by the dataset or by `split.unseen`, searched among themselves."""
+def unseen(model: Model, dataset: Dataset, folder: Path, data_files: DataFiles) -> dict[str, Any]:  # noqa: ARG001
+    """Search for classes that were kept out of training, by the dataset or by `split.unseen`."""
     return evaluate_unseen(model, dataset_of(folder, trust=True))
 
 
-MEASURES: dict[str, Callable[[Model, Dataset, Path], dict[str, Any]]] = {
-    measure.__name__: measure for measure in (scores, curve, speed, points, hits, unseen)
+def open_set(model: Model, dataset: Dataset, folder: Path, data_files: DataFiles) -> dict[str, Any]:  # noqa: ARG001
+    """Open-set detection by familiarity: unknown are the classes kept out of training or, without any, `UNKNOWN`.
+
+    Known are the test images or, where the dataset has none of its trained classes, those held out of training.
+    """
+    known = dataset_of(folder, trust=True)
+    if len(known.test) == 0:
+        known = held_out_of(folder, trust=True)
+    unknown = None if known.unseen else replace(build_named(UNKNOWN, data_files), name=UNKNOWN)
+    report = evaluate(model, known, unknown=unknown)
+    [(name, detection)] = report.open_set.items()
+    return {"unknown": name, **detection, "accuracy": report.accuracy, "queries": report.queries}
+
+
+MEASURES: dict[str, Callable[[Model, Dataset, Path, DataFiles], dict[str, Any]]] = {
+    measure.__name__: measure for measure in (scores, curve, speed, points, hits, unseen, open_set)
 }
 
 

@@ -14,7 +14,7 @@ from kedge.errors import DataError
 from kedge.io import atomic_write
 from kedge.reproduce.experiment import Experiment, Selection
 from kedge.reproduce.experiments import EXPERIMENTS
-from kedge.reproduce.jobs import DataFiles, Job, ResultLine, Results
+from kedge.reproduce.jobs import WHOLE_RUN, DataFiles, Job, ResultLine, Results
 from kedge.reproduce.paper import display
 from kedge.reproduce.plots import write_figure
 from kedge.reproduce.tables import DEVIATION, MARKS
@@ -89,7 +89,8 @@ def _section(
             yield f"![{experiment.title}](figures/{png.name})\n"
     missing = []
     for dataset in experiment.datasets:
-        if encoders := [display(encoder) for encoder in experiment.encoders if (dataset, encoder) not in places]:
+        own_encoders = experiment.encoders_of(dataset)
+        if encoders := [display(encoder) for encoder in own_encoders if (dataset, encoder) not in places]:
             missing.append(f"{display(dataset)} with {', '.join(encoders)}")
     if not places:
         yield "Not run.\n"
@@ -171,8 +172,8 @@ def _overview(verdicts: Verdicts) -> str:
 
 
 def _machines(lines: Sequence[ResultLine], dataset_notes: DatasetNotes) -> str:
-    """Hardware, versions, recipes and datasets of the runs."""
-    runs = [line for line in lines if line.measure in ("scores", "unseen")]
+    """Hardware, versions, recipes and datasets of the runs, each once, whatever was measured of it."""
+    runs = list({(line.key, line.machine.get("commit")): line for line in lines if line.measure in WHOLE_RUN}.values())
     machines = Counter(tuple(line.machine.get(name) for name in ("gpu", "cpu", "torch", "commit")) for line in runs)
     items = [
         f"- {count} runs on {gpu or cpu}, torch {torch}, commit {commit}."

@@ -25,7 +25,7 @@ from kedge.config.compose import CONFIG, build_dataset, load_config, quoted
 from kedge.config.trust import OWN
 from kedge.errors import ConfigError, KedgeError, TrainingError
 from kedge.model import Model
-from kedge.reproduce.jobs import DataFiles, Job, ResultLine, ResultStore
+from kedge.reproduce.jobs import WHOLE_RUN, DataFiles, Job, ResultLine, ResultStore
 from kedge.reproduce.machine import describe
 from kedge.reproduce.measures import MEASURES
 from kedge.training import resume_run, start_run
@@ -153,9 +153,9 @@ def perform(job: Job, out: Path, data_files: DataFiles) -> None:
         about = {"command": command, "config_hash": job.key, "dataset_hash": dataset.fingerprint()}
         for measure in missing[0].measures:
             started = time.monotonic()
-            values = MEASURES[measure](model, dataset, folder)
+            values = MEASURES[measure](model, dataset, folder, data_files)
             seconds = time.monotonic() - started
-            if measure in ("scores", "unseen"):
+            if measure in WHOLE_RUN:
                 seconds = float(pd.read_csv(folder / "history.csv")["seconds"].sum())
             timed = {"seconds": round(seconds, 2), "machine": describe()}
             store.append(ResultLine.of(job, measure, values=values, **about, **timed))
