@@ -21,8 +21,8 @@ EXACT_ITEMS = 100_000
 _SAMPLE = 50_000
 _ITERATIONS = 10
 _MAX_CENTRES = 1024
-_FEW_PAIRS = 1 << 20
-"""Of queries and anchors, whose distances are computed one by one."""
+_FEW_QUERIES, _FEW_PAIRS = 2048, 1 << 20
+"""Of queries and of their pairs with anchors, whose distances are computed one by one."""
 _BLOCK = 16384
 """Queries that are compared with all anchors at once."""
 
@@ -112,7 +112,7 @@ class Anchors:
             return np.concatenate([nearest, others.nearest(queries, count - self.learned) + self.learned], axis=1)
         if self.index is None:
             # Not by BLAS where there are few: its threads would stay awake, in the way of the next step.
-            few = len(queries) * len(self) <= _FEW_PAIRS
+            few = len(queries) <= _FEW_QUERIES and len(queries) * len(self) <= _FEW_PAIRS
             return smallest(parallel_cdist(queries, self.vectors) if few else self.distances(queries), count)
         numbers, squares = self.index.nearest(queries, count)
         indexed = len(self.index)
@@ -151,7 +151,9 @@ class Anchors:
         if not by_label:
             lists[lists < self.learned] = -1
         unassigned = np.flatnonzero(lists < 0)
-        lists[unassigned] = self.nearest(embeddings[unassigned], 1)[:, 0]
+        if len(unassigned) < len(lists):
+            embeddings = embeddings[unassigned]
+        lists[unassigned] = self.nearest(embeddings, 1)[:, 0]
         return lists
 
 

@@ -10,13 +10,15 @@ import os
 import secrets
 import shutil
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from kedge.errors import GalleryError
@@ -280,9 +282,15 @@ def _describe_arrays(folder: Path) -> dict[str, Any]:
 
 def _write_arrays(folder: Path, table: Table, anchors: Anchors, column: str, *, by_label: bool) -> dict[str, Any]:
     """First assign every row to its list, then write every row. Returns what is in no array."""
+    dim = anchors.vectors.shape[1]
+
+    def read() -> Iterator[pa.RecordBatch]:
+        return (rows_with(batch, column) for batch in table.batches(["id", "path", "label", column]))
+
+    # What fits in memory is read once.
+    batches = list(read()) if 4 * dim * len(table) <= table.memory // 2 else None
     id_batches, list_batches, width = [np.empty(0, np.int64)], [np.empty(0, np.int32)], 1
-    for all_rows in table.batches(["id", "path", "label", column]):
-        batch = rows_with(all_rows, column)
+    for batch in batches or read():
         embeddings, labels = vectors_of(batch, column), batch.column("label").to_pylist()
         id_batches.append(np.asarray(batch.column("id")))
         require_valid(id_batches[-1], embeddings)
@@ -293,7 +301,7 @@ def _write_arrays(folder: Path, table: Table, anchors: Anchors, column: str, *, 
     position = np.empty_like(order)
     position[order] = np.arange(len(order))
 
-    total, dim = len(ids), anchors.vectors.shape[1]
+    total = len(ids)
     vectors = _allocate(folder, "vectors", (total, dim), "<f4")
     norms = _allocate(folder, "norms", (total,), "<f4")
     codes = _allocate(folder, "labels", (total,), "<i4")
@@ -301,19 +309,19 @@ def _write_arrays(folder: Path, table: Table, anchors: Anchors, column: str, *, 
     names: dict[str | None, int] = {None: -1}
     long_paths: dict[int, str] = {}
     written = 0
-    for all_rows in table.batches(["path", "label", column]):
-        batch = rows_with(all_rows, column)
-        embeddings = vectors_of(batch, column)
-        rows = position[written : written + len(embeddings)]
-        written += len(embeddings)
-        vectors[rows] = embeddings
-        norms[rows] = norms_of(embeddings)
-        codes[rows] = [names.setdefault(label, len(names) - 1) for label in batch.column("label").to_pylist()]
-        paths[rows], long = _path_cells(batch.column("path").to_pylist(), width)
-        long_paths |= {int(rows[row]): path for row, path in long.items()}
+    with (folder / "vectors.npy").open("r+b") as stream:
+        for batch in batches or read():
+            embeddings = vectors_of(batch, column)
+            rows = position[written : written + len(embeddings)]
+            written += len(embeddings)
+            _write_rows(stream, vectors, rows, embeddings)
+            norms[rows] = norms_of(embeddings)
+            codes[rows] = [names.setdefault(label, len(names) - 1) for label in batch.column("label").to_pylist()]
+            paths[rows], long = _path_cells(batch.column("path").to_pylist(), width)
+            long_paths |= {int(rows[row]): path for row, path in long.items()}
     if written != total:
         raise GalleryError("The table changed while its lists were written; run kedge optimize again.")
-    for array in (vectors, norms, codes, paths):
+    for array in (norms, codes, paths):
         if isinstance(array, np.memmap):
             array.flush()
     arrays = {"ids": ids[order], "offsets": _offsets(lists, len(anchors)), "anchors": anchors.vectors}
@@ -336,6 +344,18 @@ def _allocate(folder: Path, name: str, shape: tuple[int, ...], dtype: str) -> np
         with path.open("r+b") as stream:
             os.posix_fallocate(stream.fileno(), 0, path.stat().st_size)
     return array
+
+
+def _write_rows(stream: BinaryIO, array: np.ndarray, rows: np.ndarray, values: np.ndarray) -> None:
+    """Write `values` as these rows of a mapped array through its file: every page of the mapping would be faulted in."""
+    if not len(rows):
+        return
+    order = np.argsort(rows)
+    rows, values = rows[order], values[order]
+    starts = np.flatnonzero(np.diff(rows, prepend=-2) != 1).tolist()  # of rows that lie side by side
+    for start, end in pairwise([*starts, len(rows)]):
+        stream.seek(array.offset + int(rows[start]) * values.strides[0])
+        stream.write(values[start:end].data)
 
 
 def _offsets(lists: np.ndarray, count: int) -> np.ndarray:

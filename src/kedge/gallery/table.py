@@ -28,7 +28,7 @@ from kedge.gallery.schema import (
     CHECKSUM,
     VECTORS,
     arrow_array,
-    arrow_table,
+    arrow_batches,
     column_types,
     damaged_rows,
     own_columns,
@@ -273,7 +273,7 @@ class Table:
 
     def write(self, rows: Mapping[str, Any]) -> list[FragmentMetadata]:
         """Write rows, which nobody sees until they are committed."""
-        return list(write_fragments(arrow_table(rows, self._dataset.schema), self._uri, mode="append"))
+        return list(write_fragments(arrow_batches(rows, self._dataset.schema), self._uri, mode="append"))
 
     def commit(self, fragments: Sequence[FragmentMetadata]) -> None:
         """Make written rows visible, all at once."""
