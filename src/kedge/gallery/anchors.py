@@ -86,6 +86,11 @@ class Anchors:
     def _norms(self) -> np.ndarray:
         return norms_of(self.vectors)
 
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        """The number of each label's anchor."""
+        return {normalize_label(name): row for row, name in enumerate(self.names) if name is not None}
+
     def subset(self, numbers: np.ndarray) -> Anchors:
         """Some of the anchors, given in ascending order."""
         learned = int(np.searchsorted(numbers, self.learned))
@@ -145,9 +150,8 @@ class Anchors:
 
         With `by_label` false, only labels that the model never saw keep a list of their own.
         """
-        numbers = {normalize_label(name): row for row, name in enumerate(self.names) if name is not None}
-        by_name = [-1 if label is None else numbers.get(normalize_label(label), -1) for label in labels]
-        lists = np.array(by_name, dtype=np.int32).reshape(-1)
+        by_name = {name: -1 if name is None else self._numbers.get(normalize_label(name), -1) for name in set(labels)}
+        lists = np.array([by_name[label] for label in labels], dtype=np.int32).reshape(-1)
         if not by_label:
             lists[lists < self.learned] = -1
         unassigned = np.flatnonzero(lists < 0)

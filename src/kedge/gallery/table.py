@@ -409,7 +409,7 @@ class Table:
                     return
                 options["fragments"] = fragments
             buffer = max(32 << 20, self.memory // 8)
-            options |= {"batch_size": 8192, "io_buffer_size": buffer, "batch_readahead": 8}
+            options = {"batch_size": 8192, "io_buffer_size": buffer, "batch_readahead": 8} | options
             yield from dataset.scanner(columns=list(names), filter=where, **options).to_batches()
 
     def data_files(self) -> dict[str, str]:
