@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import zlib
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -234,6 +235,33 @@ def test_dates_count_as_numbers_in_the_checksum_of_a_row() -> None:
     rows = pa.table({"embedding": embedding, **columns})
     numbers = {"when": pa.array([int(moment.timestamp() * 1e6)]), "day": pa.array([20455], pa.int32())}
     assert row_checksums(rows) == row_checksums(pa.table({"embedding": embedding, **numbers}))
+
+
+def test_the_checksum_of_a_row_is_the_crc_32_of_its_cells() -> None:
+    """Tables of earlier releases hold it."""
+    columns: dict[str, list[Any]] = {
+        "id": [1, 2, 1 << 39],
+        "label": ["a", None, "grün"],
+        "price": [None, 0.1, 3.0],
+        "sold": [True, None, False],
+        "tags": [["a"], None, []],
+        "thumbnail": [None, b"\x00\xff", b""],
+    }
+    matrix = vectors(3, 1)
+    embedding = pa.FixedSizeListArray.from_arrays(pa.array(matrix.reshape(-1)), DIM)
+    rows = pa.table({**{name: pa.array(cells) for name, cells in columns.items()}, "embedding": embedding})
+
+    def encode(cell: Any) -> bytes:
+        if isinstance(cell, bytes):
+            return cell
+        return (json.dumps(cell) if isinstance(cell, list) else str(cell)).encode()
+
+    for row, checksum in enumerate(row_checksums(rows).tolist()):
+        expected = 0
+        for name, cells in sorted({**columns, "embedding": [vector.tobytes() for vector in matrix]}.items()):
+            if cells[row] is not None:
+                expected = zlib.crc32(encode(cells[row]), expected ^ zlib.crc32(name.encode()))
+        assert checksum == expected
 
 
 @pytest.mark.parametrize("column", ["label", "path", "hash", "price"])

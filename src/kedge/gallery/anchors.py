@@ -21,8 +21,8 @@ EXACT_ITEMS = 100_000
 _SAMPLE = 50_000
 _ITERATIONS = 10
 _MAX_CENTRES = 1024
-_FEW_PAIRS = 1 << 20
-"""Of queries and anchors, whose distances are computed one by one."""
+_FEW_QUERIES, _FEW_PAIRS = 2048, 1 << 20
+"""Of queries and of their pairs with anchors, whose distances are computed one by one."""
 _BLOCK = 16384
 """Queries that are compared with all anchors at once."""
 
@@ -86,6 +86,11 @@ class Anchors:
     def _norms(self) -> np.ndarray:
         return norms_of(self.vectors)
 
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        """The number of each label's anchor."""
+        return {normalize_label(name): row for row, name in enumerate(self.names) if name is not None}
+
     def subset(self, numbers: np.ndarray) -> Anchors:
         """Some of the anchors, given in ascending order."""
         learned = int(np.searchsorted(numbers, self.learned))
@@ -112,7 +117,7 @@ class Anchors:
             return np.concatenate([nearest, others.nearest(queries, count - self.learned) + self.learned], axis=1)
         if self.index is None:
             # Not by BLAS where there are few: its threads would stay awake, in the way of the next step.
-            few = len(queries) * len(self) <= _FEW_PAIRS
+            few = len(queries) <= _FEW_QUERIES and len(queries) * len(self) <= _FEW_PAIRS
             return smallest(parallel_cdist(queries, self.vectors) if few else self.distances(queries), count)
         numbers, squares = self.index.nearest(queries, count)
         indexed = len(self.index)
@@ -145,13 +150,14 @@ class Anchors:
 
         With `by_label` false, only labels that the model never saw keep a list of their own.
         """
-        numbers = {normalize_label(name): row for row, name in enumerate(self.names) if name is not None}
-        by_name = [-1 if label is None else numbers.get(normalize_label(label), -1) for label in labels]
-        lists = np.array(by_name, dtype=np.int32).reshape(-1)
+        by_name = {name: -1 if name is None else self._numbers.get(normalize_label(name), -1) for name in set(labels)}
+        lists = np.array([by_name[label] for label in labels], dtype=np.int32).reshape(-1)
         if not by_label:
             lists[lists < self.learned] = -1
         unassigned = np.flatnonzero(lists < 0)
-        lists[unassigned] = self.nearest(embeddings[unassigned], 1)[:, 0]
+        if len(unassigned) < len(lists):
+            embeddings = embeddings[unassigned]
+        lists[unassigned] = self.nearest(embeddings, 1)[:, 0]
         return lists
 
 

@@ -11,10 +11,11 @@ import secrets
 import shutil
 import zlib
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import pyarrow.compute as pc
@@ -39,6 +40,8 @@ _ROW_ARRAYS = ("vectors", "norms", "ids", "labels", "paths")
 _BLOCKS = "checksums"
 _BLOCK = 256
 """Rows that share a checksum."""
+_WRITE = 1 << 22
+"""Bytes of vectors that are read and written at once; more would each time get memory that was never touched."""
 _PATH_WIDTH = 256
 """Bytes; the few paths that are longer are in the header."""
 
@@ -249,11 +252,13 @@ def write_lists(root: Path, table: Table, anchors: Anchors, *, by_label: bool, c
         header = _write_arrays(folder, table, anchors, column, by_label=by_label)
         header |= {"format": FORMAT, "pieces": table.data_files(), "learned": anchors.learned, "names": anchors.names}
         header["learned_first"] = anchors.learned_first
-        header["arrays"] = _describe_arrays(folder)
+        with ThreadPoolExecutor(1) as pool:  # the longest file reaches the disk while it is read for its checksums
+            synced = pool.submit(_sync, folder / "vectors.npy")
+            header["arrays"] = _describe_arrays(folder)
+            synced.result()
         (folder / "lists.json").write_bytes(seal_json(header))
         for file in folder.iterdir():
-            with file.open("rb") as stream:
-                os.fsync(stream.fileno())
+            _sync(file)
         with atomic_write(root / _CURRENT) as stream:
             stream.write(folder.name.encode())
     except BaseException:
@@ -263,6 +268,11 @@ def write_lists(root: Path, table: Table, anchors: Anchors, *, by_label: bool, c
     for other in root.iterdir():
         if other.is_dir() and other != folder:
             shutil.rmtree(other, ignore_errors=True)
+
+
+def _sync(file: Path) -> None:
+    with file.open("rb") as stream:
+        os.fsync(stream.fileno())
 
 
 def _describe_arrays(folder: Path) -> dict[str, Any]:
@@ -280,13 +290,16 @@ def _describe_arrays(folder: Path) -> dict[str, Any]:
 
 def _write_arrays(folder: Path, table: Table, anchors: Anchors, column: str, *, by_label: bool) -> dict[str, Any]:
     """First assign every row to its list, then write every row. Returns what is in no array."""
-    id_batches, list_batches, width = [np.empty(0, np.int64)], [np.empty(0, np.int32)], 1
+    id_batches, list_batches, code_batches = [np.empty(0, np.int64)], [np.empty(0, np.int32)], [np.empty(0, np.int32)]
+    names: dict[str | None, int] = {None: -1}
+    width = 1
     for all_rows in table.batches(["id", "path", "label", column]):
         batch = rows_with(all_rows, column)
         embeddings, labels = vectors_of(batch, column), batch.column("label").to_pylist()
         id_batches.append(np.asarray(batch.column("id")))
         require_valid(id_batches[-1], embeddings)
         list_batches.append(anchors.assign(embeddings, labels, by_label=by_label))
+        code_batches.append(np.array([names.setdefault(label, len(names) - 1) for label in labels], np.int32))
         width = max(width, pc.max(pc.binary_length(batch.column("path"))).as_py() or 1)
     ids, lists, width = np.concatenate(id_batches), np.concatenate(list_batches), min(width, _PATH_WIDTH)
     order = np.lexsort((ids, lists))
@@ -296,27 +309,26 @@ def _write_arrays(folder: Path, table: Table, anchors: Anchors, column: str, *, 
     total, dim = len(ids), anchors.vectors.shape[1]
     vectors = _allocate(folder, "vectors", (total, dim), "<f4")
     norms = _allocate(folder, "norms", (total,), "<f4")
-    codes = _allocate(folder, "labels", (total,), "<i4")
     paths = _allocate(folder, "paths", (total,), f"S{width}")
-    names: dict[str | None, int] = {None: -1}
     long_paths: dict[int, str] = {}
-    written = 0
-    for all_rows in table.batches(["path", "label", column]):
-        batch = rows_with(all_rows, column)
-        embeddings = vectors_of(batch, column)
-        rows = position[written : written + len(embeddings)]
-        written += len(embeddings)
-        vectors[rows] = embeddings
-        norms[rows] = norms_of(embeddings)
-        codes[rows] = [names.setdefault(label, len(names) - 1) for label in batch.column("label").to_pylist()]
-        paths[rows], long = _path_cells(batch.column("path").to_pylist(), width)
-        long_paths |= {int(rows[row]): path for row, path in long.items()}
+    written, header_size = 0, (folder / "vectors.npy").stat().st_size - vectors.nbytes
+    with (folder / "vectors.npy").open("r+b") as stream:
+        for all_rows in table.batches(["path", column], batch_size=max(1, _WRITE // (4 * dim))):
+            batch = rows_with(all_rows, column)
+            embeddings = vectors_of(batch, column)
+            rows = position[written : written + len(embeddings)]
+            written += len(embeddings)
+            _write_rows(stream, header_size, rows, embeddings)
+            norms[rows] = norms_of(embeddings)
+            paths[rows], long = _path_cells(batch.column("path").to_pylist(), width)
+            long_paths |= {int(rows[row]): path for row, path in long.items()}
     if written != total:
         raise GalleryError("The table changed while its lists were written; run kedge optimize again.")
-    for array in (vectors, norms, codes, paths):
+    for array in (norms, paths):
         if isinstance(array, np.memmap):
             array.flush()
-    arrays = {"ids": ids[order], "offsets": _offsets(lists, len(anchors)), "anchors": anchors.vectors}
+    arrays = {"ids": ids[order], "labels": np.concatenate(code_batches)[order], "anchors": anchors.vectors}
+    arrays["offsets"] = _offsets(lists, len(anchors))
     if anchors.index is not None:
         arrays |= {f"index_{name}": getattr(anchors.index, name) for name in INDEX_ARRAYS}
     for name, values in arrays.items():
@@ -336,6 +348,20 @@ def _allocate(folder: Path, name: str, shape: tuple[int, ...], dtype: str) -> np
         with path.open("r+b") as stream:
             os.posix_fallocate(stream.fileno(), 0, path.stat().st_size)
     return array
+
+
+def _write_rows(stream: BinaryIO, offset: int, rows: np.ndarray, values: np.ndarray) -> None:
+    """Write `values` as these rows of an array that starts at `offset`, adjacent ones at once.
+
+    Far faster than through a mapping of the file, whose pages would be faulted in one by one.
+    """
+    order = np.argsort(rows)
+    rows, values = rows[order], values[order]
+    starts = np.flatnonzero(np.diff(rows, prepend=-2) != 1)
+    ends = np.append(starts, len(rows))[1:]
+    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+        stream.seek(offset + int(rows[start]) * values.strides[0])
+        stream.write(values[start:end].data)
 
 
 def _offsets(lists: np.ndarray, count: int) -> np.ndarray:

@@ -19,7 +19,7 @@ __all__ = [
     "COLUMNS",
     "VECTORS",
     "arrow_array",
-    "arrow_table",
+    "arrow_batches",
     "check_columns",
     "check_label",
     "check_labels",
@@ -46,6 +46,8 @@ Tables of the first release have no checksums; `features` are there since format
 """
 VECTORS = ("embedding", "features")
 _SEAL = f', "{CHECKSUM}": '.encode()
+_BATCH = 2048
+"""Rows that are written at once: while Lance encodes some, checksums of the next are computed."""
 _MAX_ID = 1 << 40
 _MAX_NORM = 1e18
 """Squares of larger lengths overflow single precision."""
@@ -67,8 +69,8 @@ def own_columns(schema: pa.Schema) -> tuple[str, ...]:
     return tuple(names[: names.index(CHECKSUM) + 1]) if CHECKSUM in names else first_release
 
 
-def arrow_table(rows: Mapping[str, Any], schema: pa.Schema) -> pa.Table:
-    """Rows given as columns of any kind, as a table of this schema with checksums; labels are checked."""
+def arrow_batches(rows: Mapping[str, Any], schema: pa.Schema) -> pa.RecordBatchReader:
+    """Rows given as columns of any kind, as batches of this schema; labels are checked, row checksums added."""
     if unknown := set(rows) - set(schema.names):
         raise ConfigError(f"There is no metadata column {min(unknown)!r}; add it first.")
     own, columns = own_columns(schema), {field.name: pa.nulls(len(rows["id"]), field.type) for field in schema}
@@ -80,9 +82,15 @@ def arrow_table(rows: Mapping[str, Any], schema: pa.Schema) -> pa.Table:
         elif name == "label":
             values = check_labels(values.to_pylist() if isinstance(values, (pa.Array, pa.ChunkedArray)) else values)
         columns[name] = arrow_array(name, values, kind)
+    batches: Iterable[pa.RecordBatch] = pa.table(columns, schema).to_batches(_BATCH)
     if CHECKSUM in own:
-        columns[CHECKSUM] = pa.array(row_checksums(pa.table(columns)))
-    return pa.table(columns, schema)
+        batches = map(_with_checksums, batches)
+    return pa.RecordBatchReader.from_batches(schema, batches)
+
+
+def _with_checksums(rows: pa.RecordBatch) -> pa.RecordBatch:
+    column = rows.schema.get_field_index(CHECKSUM)
+    return rows.set_column(column, rows.schema.field(column), pa.array(row_checksums(rows)))
 
 
 def arrow_array(name: str, values: Any, kind: pa.DataType | None = None) -> pa.Array | pa.ChunkedArray:
@@ -206,10 +214,16 @@ def row_checksums(rows: pa.RecordBatch | pa.Table) -> np.ndarray:
             matrix = np.ascontiguousarray(vectors_of(rows, name), "<f4")
             content, width = matrix.data.cast("B"), matrix.strides[0]
             cells: Iterable[Any] = (content[start : start + width] for start in range(0, len(content), width))
+        elif pa.types.is_string(column.type) or pa.types.is_integer(column.type):
+            cells = column.cast(pa.string()).cast(pa.binary()).fill_null(b"").to_pylist()
         else:
             cells = map(_encode_cell, column.to_pylist())
-        values = zip(checksums, cells, column.is_null().to_pylist(), strict=True)
-        checksums = [old if missing else zlib.crc32(cell, old ^ key) for old, cell, missing in values]
+        updated = map(zlib.crc32, cells, [old ^ key for old in checksums])
+        if column.null_count:
+            values = zip(checksums, updated, column.is_null().to_pylist(), strict=True)
+            checksums = [old if missing else new for old, new, missing in values]
+        else:
+            checksums = list(updated)
     return np.array(checksums, dtype=np.int64)
 
 

@@ -28,7 +28,7 @@ from kedge.gallery.schema import (
     CHECKSUM,
     VECTORS,
     arrow_array,
-    arrow_table,
+    arrow_batches,
     column_types,
     damaged_rows,
     own_columns,
@@ -273,7 +273,7 @@ class Table:
 
     def write(self, rows: Mapping[str, Any]) -> list[FragmentMetadata]:
         """Write rows, which nobody sees until they are committed."""
-        return list(write_fragments(arrow_table(rows, self._dataset.schema), self._uri, mode="append"))
+        return list(write_fragments(arrow_batches(rows, self._dataset.schema), self._uri, mode="append"))
 
     def commit(self, fragments: Sequence[FragmentMetadata]) -> None:
         """Make written rows visible, all at once."""
@@ -409,7 +409,7 @@ class Table:
                     return
                 options["fragments"] = fragments
             buffer = max(32 << 20, self.memory // 8)
-            options |= {"batch_size": 8192, "io_buffer_size": buffer, "batch_readahead": 8}
+            options = {"batch_size": 8192, "io_buffer_size": buffer, "batch_readahead": 8} | options
             yield from dataset.scanner(columns=list(names), filter=where, **options).to_batches()
 
     def data_files(self) -> dict[str, str]:
