@@ -3,11 +3,12 @@
     python benchmarks/serving.py [--commit COMMIT] [--photos FOLDER] [--seconds 60] [--clients 64] [--only demo]
     python benchmarks/serving.py --seconds 3 --only tiny --out ''            short; writes nothing
 
-Galleries: `demo`, which `kedge demo` builds; `resnet18-224`, which has a ResNet-18 for images of 224 pixels and is
-asked with photos of FOLDER (*/*.jpg) or, without one, with random images; `tiny`. Each client sends an image, waits for
-the answer and sends the next; when told to come back (429), it does. The servers are asked one after the other; that of
-another commit serves a gallery of its own, made by it in the same way. Exits with 1 if there was any other error, or if
-a server's memory grew by more than 5% between a sixth of the time and its end.
+Galleries: `demo`, which `kedge demo` builds; `efficientnet-224` and `resnet18-224`, whose encoders take images of 224
+pixels, and which are asked with photos of FOLDER (*/*.jpg) or, without one, with random images; `tiny`. Each client
+sends an image, waits for the answer and sends the next; when told to come back (429), it does. The servers are asked
+one after the other; that of another commit serves a gallery of its own, made by it in the same way (what it needs
+beside our requirements is found through PYTHONPATH). Exits with 1 if there was any other error, or if a server's memory
+grew by more than 5% between a sixth of the time and its end.
 """
 
 from __future__ import annotations
@@ -52,14 +53,14 @@ class Server(NamedTuple):
     @property
     def environment(self) -> dict[str, str]:
         """Of its processes."""
-        return {**os.environ, "PYTHONPATH": str(self.source)}
+        return {**os.environ, "PYTHONPATH": os.pathsep.join([str(self.source), os.environ.get("PYTHONPATH", "")])}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--clients", type=int, default=64)
-    parser.add_argument("--only", nargs="+", choices=GALLERIES, default=["demo", "resnet18-224"])
+    parser.add_argument("--only", nargs="+", choices=GALLERIES, default=["demo", "efficientnet-224", "resnet18-224"])
     parser.add_argument("--out", default=str(RESULTS))
     parser.add_argument("--commit", help="to compare with")
     parser.add_argument("--photos", type=Path, help="class folders of photos to ask with")
@@ -237,6 +238,7 @@ def random_gallery(folder: Path, encoder: str, size: int) -> None:
 
 GALLERIES = {
     "demo": demo_gallery,
+    "efficientnet-224": lambda folder: random_gallery(folder, "timm:efficientnet_lite0", 224),
     "resnet18-224": lambda folder: random_gallery(folder, "resnet18", 224),
     "tiny": lambda folder: random_gallery(folder, "resnet10", 28),
 }

@@ -352,12 +352,13 @@ class Comparison:
                 own = pair.rows_in(number)
                 if len(own) and (mask is None or mask[own].any()):
                     candidates.add(number)
-            best = -np.inf
-            for number in sorted(candidates):
+            best, numbers = -np.inf, sorted(candidates)
+            learned = [number for number in numbers if number < pair.learned]
+            cosines = dict(zip(learned, (unit_rows(anchors.vectors[learned]) @ direction).tolist(), strict=True))
+            for number in numbers:
                 score = _LOOKS_WEIGHT * (1 - _mean_of_nearest(self._to_rows(query, pair.rows_in(number))) / 2)
-                if number < pair.learned:
-                    cosine = float(unit_rows(anchors.vectors[number][None])[0] @ direction)
-                    score += math.log(max(cosine, _MIN_COSINE))
+                if number in cosines:
+                    score += math.log(max(cosines[number], _MIN_COSINE))
                 if score > best:
                     lists[query], best = number, score
         return lists
@@ -375,8 +376,10 @@ class Comparison:
 
 def _mean_of_nearest(squares: np.ndarray) -> float:
     """The mean of the three smallest, or of as many as there are; infinite where there is none."""
-    finite = squares[np.isfinite(squares)]
-    return float(np.partition(finite, min(NEIGHBOURS, len(finite)) - 1)[:NEIGHBOURS].mean()) if len(finite) else np.inf
+    count = min(NEIGHBOURS, len(squares))
+    nearest = np.partition(squares, count - 1)[:count].tolist() if count else []
+    finite = [square for square in nearest if square < np.inf]
+    return sum(finite) / len(finite) if finite else np.inf
 
 
 def _first(own: Columns, others: Columns, k: int) -> Columns:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path, PurePath
+from pathlib import Path
 
 import numpy as np
 from starlette.exceptions import HTTPException
@@ -76,6 +77,8 @@ class ImageFiles:
 
 def shown_name(path: str | None) -> str | None:
     """The last part of a path: where a server keeps its files is nobody's business. Uploads have no name."""
-    if path is None or PurePath(path).parent.name == UPLOADS:
+    if path is None:
         return None
-    return PurePath(path).name
+    # Every hit of every answer has one: PurePath takes ten times as long.
+    folder, name = os.path.split(path.rstrip("/"))
+    return None if os.path.basename(folder) == UPLOADS else name  # noqa: PTH119

@@ -62,6 +62,7 @@ class Service:
         self._upload_decoders, self._thumbnail_decoders = (
             Decoders(_WORKERS, settings.decode_seconds, settings.max_pixels) for _ in range(2)
         )
+        self._search_threads = anyio.CapacityLimiter(_WORKERS)
         self._thumbnails: dict[tuple[int, Path], bytes] = {}
         """By id as well: a later item may have a new image in the same file."""
         self._files = ImageFiles(self.gallery.path, settings.images)
@@ -72,13 +73,17 @@ class Service:
 
     async def start(self) -> None:
         """Read what the first request would wait for."""
-        # One each for the map, a write and a text, whose tower may have to be loaded: no search waits for these.
+        # One each for the map, a write and a text, whose tower may have to be loaded: nobody else waits for these.
         anyio.to_thread.current_default_thread_limiter().total_tokens = _WORKERS + 3
         catalogue = await run_in_threadpool(self.catalogue)
         if self.gallery.model is not None:
             side = self.gallery.model.preprocessing.size or 32
             query = await self.embed(np.zeros((3, side, side), np.uint8))
             await run_in_threadpool(self.search, catalogue, query, 1)
+
+    async def in_search_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Run a search in a thread: one for each core, since more would wait for the interpreter's lock."""
+        return await anyio.to_thread.run_sync(work, *arguments, limiter=self._search_threads)
 
     async def close(self) -> None:
         """Finish what was begun."""

@@ -7,7 +7,6 @@ from typing import Annotated, Literal, NamedTuple, get_args
 
 import numpy as np
 from fastapi import APIRouter, Depends, Query, Request
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from kedge.gallery import Hit, Result
@@ -53,7 +52,7 @@ async def search(request: Request, options: Options, service: ServiceDependency)
         decoded = time.perf_counter()
         vectors = await service.embed(pixels)
         encoder = time.perf_counter() - decoded
-        return await run_in_threadpool(_answer, service, vectors, options, started, encoder)
+        return await service.in_search_thread(_answer, service, vectors, options, started, encoder)
 
 
 @router.get("/items/{id}/similar")
@@ -61,7 +60,7 @@ async def similar(id: Id, options: Options, service: ServiceDependency) -> schem
     """The items most like another one."""
     _check_rank(service, options)
     async with service.slot():
-        return await run_in_threadpool(_answer, service, id, options, time.perf_counter(), None)
+        return await service.in_search_thread(_answer, service, id, options, time.perf_counter(), None)
 
 
 @router.get("/search")
@@ -75,7 +74,7 @@ async def search_text(
         started = time.perf_counter()
         vector = await service.embed_text(text)
         encoder = time.perf_counter() - started
-        return await run_in_threadpool(_answer_text, service, vector, options, started, encoder)
+        return await service.in_search_thread(_answer_text, service, vector, options, started, encoder)
 
 
 def hit_schemas(hits: Iterable[Hit]) -> list[schemas.Hit]:
