@@ -47,7 +47,7 @@ Tables of the first release have no checksums; `features` are there since format
 VECTORS = ("embedding", "features")
 _SEAL = f', "{CHECKSUM}": '.encode()
 _BATCH = 2048
-"""Rows that are written at once: while Lance encodes some, checksums of the next are computed."""
+"""Rows that Lance is given at once: in one piece, it encodes them more slowly."""
 _MAX_ID = 1 << 40
 _MAX_NORM = 1e18
 """Squares of larger lengths overflow single precision."""
