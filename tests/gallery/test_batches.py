@@ -54,6 +54,7 @@ def exhaustive(gallery: Gallery, query: np.ndarray, probes: int | None, kept: se
     ("probes", "where", "exclude"),
     [
         (1, None, False),
+        (1, None, True),
         (3, None, False),
         (3, None, True),
         (None, None, False),

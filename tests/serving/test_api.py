@@ -24,6 +24,7 @@ from kedge.gallery.anchors import Anchors
 from kedge.gallery.calibration import Calibration, CalibrationFile, save_calibration
 from kedge.serving import batching
 from kedge.serving.app import create_app
+from kedge.serving.catalogue import shown_name
 from kedge.serving.projection import MAX_ANCHORS, Projection
 from kedge.serving.settings import Settings
 
@@ -213,6 +214,23 @@ def test_classes_anchors_and_typical_pictures(api: TestClient) -> None:
     distances = [hit["distance"] for hit in one["typical"]]
     assert distances == sorted(distances)
     assert len(distances) == 6
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("photos/cat/1.jpg", "1.jpg"),
+        ("/home/me/1.jpg", "1.jpg"),
+        ("1.jpg", "1.jpg"),
+        ("photos//cat/", "cat"),
+        ("uploads/4c1d.png", None),
+        ("/g/uploads/4c1d.png", None),
+        ("my uploads/1.jpg", "1.jpg"),
+        (None, None),
+    ],
+)
+def test_a_path_is_shown_by_its_last_part(path: str | None, name: str | None) -> None:
+    assert shown_name(path) == name
 
 
 def test_thumbnails(api: TestClient, own_gallery: Path) -> None:
