@@ -29,7 +29,7 @@ from kedge.encoders import Encoder
 from kedge.errors import ConfigError, ModelError
 from kedge.model.fusion import fold_batchnorm, fuse_convolutions
 
-__all__ = ["ENGINES", "TOLERANCE", "Inference", "share_arena"]
+__all__ = ["ENGINES", "TOLERANCE", "Inference"]
 
 ENGINES = ("auto", "eager", "onnxruntime")
 _REMOVED = ("channels_last", "folded", "folded_channels_last", "fused", "compiled", "bfloat16")
@@ -40,7 +40,7 @@ TOLERANCE = 1e-4
 _BATCH_PIXELS, _EAGER_PIXELS = 8 * 224 * 224, 32 * 224 * 224
 """Larger batches are split, so that activations stay in the cache; those of networks without batch normalisation, such
 as transformers, later: they gain by larger matrix products. See `benchmarks/embedding.py`."""
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's `mallopt`."""
 _ACTIVATION, _KEPT = 64 << 20, 256 << 20
 """Bytes of a layer's output up to which its memory is used again, and of free memory that is kept for that."""
@@ -70,9 +70,7 @@ class Inference:
             forward = self._forward_for(encoder, images, flip_tta)
         if forward is None:
             return encoder.features(images, flip_tta=flip_tta)
-        # The memory of one layer's output is kept for the next: page faults would take half of the time.
-        _mallopt(_M_MMAP_THRESHOLD, _ACTIVATION)
-        _mallopt(_M_TRIM_THRESHOLD, _KEPT)
+        _keep_freed_memory()
         pixels = _EAGER_PIXELS if self._chosen == "eager" else _BATCH_PIXELS
         size = max(1, pixels // (images.shape[2] * images.shape[3]))
         return torch.cat([forward(part, flip_tta=flip_tta) for part in torch.split(images, size)])
@@ -118,20 +116,16 @@ class Inference:
         return encoder.features
 
 
-def share_arena() -> None:
-    """Have threads that start from now on allocate from the main thread's arena, which keeps what layers free.
-
-    The arenas of other threads return it to the system at once, and page faults take a quarter of the time.
-    """
-    _mallopt(_M_ARENA_MAX, 1)
-
-
 @cache
-def _mallopt(parameter: int, value: int) -> None:
-    """Tell glibc, once; elsewhere nothing."""
+def _keep_freed_memory() -> None:
+    """Have glibc use the memory of one layer's output for the next, where it would return it to the system.
+
+    Without this, page faults take half of the time of the main thread; the heaps of others have limits of their own.
+    """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
-        mallopt(parameter, value)
+        mallopt(_M_MMAP_THRESHOLD, _ACTIVATION)
+        mallopt(_M_TRIM_THRESHOLD, _KEPT)
 
 
 def _checked(name: str) -> str:

@@ -19,7 +19,6 @@ import torch
 from kedge.errors import ImageError
 from kedge.images import Preprocessing
 from kedge.model import Model
-from kedge.model.inference import share_arena
 from kedge.serving.metrics import Metrics
 
 __all__ = ["BatchedEncoder", "Decoders", "QueryVectors"]
@@ -44,7 +43,6 @@ class BatchedEncoder:
     def __init__(self, model: Model, batch_size: int, metrics: Metrics) -> None:
         self._model, self._batch_size, self._metrics = model, batch_size, metrics
         self._queue: deque[_Request] = deque()
-        share_arena()
         # One thread, since each has an OpenMP team of its own.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="encoder")
         self._worker: asyncio.Task[None] | None = None
