@@ -87,3 +87,16 @@ def test_hits_are_those_of_an_exhaustive_search(
         assert result.distances == pytest.approx([distance for _, distance in expected], abs=1e-6)
         single = gallery.search_embeddings(query[None], k=K, where=where, exclude_id=own[row] if own else None, **how)
         assert single[0].hits == result.hits
+
+
+def test_a_list_in_two_parts_beside_an_empty_one(tmp_path) -> None:
+    """As many pieces as queries, though one query has two and the other none."""
+    anchors = np.eye(2, DIM, dtype=np.float32) * 10
+    items = anchors[:1] + np.arange(10, dtype=np.float32)[:, None] / 10
+    gallery = Gallery.create(tmp_path / "g", anchors=anchors, lists="anchor")
+    gallery.add_embeddings(items[:5])
+    gallery.optimize()
+    gallery.add_embeddings(items[5:])
+    results = gallery.search_embeddings(anchors, K)
+    assert [result.ids for result in results] == [list(range(10)), results[1].ids]
+    assert sorted(results[1].ids) == list(range(10))

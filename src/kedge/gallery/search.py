@@ -222,7 +222,8 @@ class Snapshot:
         pieces = [piece for each in ranges for piece in each.pieces()]
         pairs = sum(len(piece.asking) * (piece.end - piece.start) for piece in pieces)
         is_threaded = pairs > _THREADED_PAIRS * len(pieces)
-        is_merged = sum(len(piece.asking) for piece in pieces) > len(queries)
+        asking = np.concatenate([np.empty(0, np.int64), *(piece.asking for piece in pieces)])
+        is_merged = bool((np.bincount(asking) > 1).any())  # else all that a query probes is in one piece
         # SimSIMD's own threads would spin in the way of ours.
         compare = cached_cdist if is_threaded else parallel_cdist
 

@@ -364,7 +364,7 @@ class Unseen(Experiment):
 
 
 class OpenSet(Experiment):
-    """Known images told from unknown ones, by the score that says *unknown* in searches."""
+    """Open-set detection: known images against unknown ones, by the score that says *unknown* in searches."""
 
     name = "open_set"
     title = "Open-set detection"
