@@ -168,9 +168,9 @@ class Curves(Experiment):
         """With the number, as in `encoder.dim=32`."""
         return job.dataset, job.encoder, job.changes[0].partition("=")[2], job.loss
 
-    def points(self, job: Job, values: Any) -> Iterable[tuple[str, Any]]:
+    def points(self, job: Job, values: Any, selection: Selection) -> Iterable[tuple[float, Any]]:  # noqa: ARG002
         """The numbers of a run, and what was measured there."""
-        return [(self.row(job)[2], values)]
+        return [(float(self.row(job)[2]), values)]
 
     def figures(self, results: Results, selection: Selection) -> dict[str, Figure]:
         """One for each search method."""
@@ -178,10 +178,10 @@ class Curves(Experiment):
         for method in ("brute_force", "label_lists"):
             curves = pd.DataFrame(
                 [
-                    (job.dataset, job.encoder, job.loss, float(x), value_at(values, f"{method}.mAP"))
+                    (job.dataset, job.encoder, job.loss, x, value_at(values, f"{method}.mAP"))
                     for job in self.jobs(selection)
                     for line in results.lines([job], self.measures[-1])
-                    for x, values in self.points(job, line.values)
+                    for x, values in self.points(job, line.values, selection)
                 ],
                 columns=["dataset", "encoder", "loss", "x", "value"],
             )
@@ -193,6 +193,10 @@ class Curves(Experiment):
                     curves, x_label=self.x_label, y_label=f"mAP, {TITLES[method]}", title=title, log2_x=self.log2_x
                 )
         return figures
+
+
+def _largest_class(dataset: str, selection: Selection) -> int:
+    return dataset_info(dataset, selection.data_files).largest_class
 
 
 class Dimensions(Curves):
@@ -223,12 +227,32 @@ class FewShot(Curves):
     labels = ("dataset", "encoder", "shots", "loss")
     sweeps = "split.shots"
     x_label = "images of each class"
-    notes = ("The plateau is seen on a tenth of all training images, of which the shots are none.",)
+    notes = (
+        "The plateau is seen on a tenth of all training images, of which the shots are none. The last row, with all "
+        "images, is the run of the first table.",
+    )
 
     def numbers(self, dataset: str, selection: Selection) -> Sequence[int]:
         """1, 2, 4 … until all images are used."""
-        largest = dataset_info(dataset, selection.data_files).largest_class
-        return shot_counts(np.zeros(largest, dtype=np.int64))
+        return shot_counts(np.zeros(_largest_class(dataset, selection), dtype=np.int64))
+
+    def variants(self, job: Job, selection: Selection) -> Sequence[tuple[str, ...]]:
+        """As many shots as the largest class has images are all images: the run of the first table."""
+        largest = _largest_class(job.dataset, selection)
+        numbers = selection.sweep or self.numbers(job.dataset, selection)
+        return [(f"{self.sweeps}={number}",) if number < largest else () for number in numbers]
+
+    def is_specific(self, job: Job) -> bool:
+        """The run with all images is in the first table, too."""
+        return bool(job.changes)
+
+    def row(self, job: Job) -> tuple[str, ...]:
+        """With the number of shots."""
+        return super().row(job) if job.changes else (job.dataset, job.encoder, "all", job.loss)
+
+    def points(self, job: Job, values: Any, selection: Selection) -> Iterable[tuple[float, Any]]:
+        """All images are drawn at as many as the largest class has."""
+        return [(float(self.row(job)[2]) if job.changes else _largest_class(job.dataset, selection), values)]
 
 
 class Convergence(Curves):
@@ -244,9 +268,9 @@ class Convergence(Curves):
 
     variants, row = Experiment.variants, Experiment.row  # no number is swept: a run has all of its curve
 
-    def points(self, job: Job, values: Any) -> Iterable[tuple[str, Any]]:  # noqa: ARG002
+    def points(self, job: Job, values: Any, selection: Selection) -> Iterable[tuple[float, Any]]:  # noqa: ARG002
         """One for each epoch."""
-        return list(values.items())
+        return [(float(epoch), measured) for epoch, measured in values.items()]
 
 
 class Embeddings2d(Experiment):
