@@ -31,6 +31,8 @@ _THREADED_PAIRS = 5000
 """Of queries and rows: where pieces have fewer, threads wait longer for the interpreter's lock than they compare."""
 _FIRST = np.zeros(1, np.int64)
 """The number of the only query."""
+_MINIMA = 4
+"""So many for each of the k nearest: most of these are then alone in theirs."""
 _SPARSE = 4
 """Where one row in so many or fewer counts, only those are compared."""
 
@@ -292,7 +294,7 @@ class Snapshot:
         squares = squares if columns is None else squares.take(columns, axis=1)
         limit = limits.take(asking)
         if len(rows) > k:
-            limit = np.minimum(limit, _widen(np.partition(squares, k - 1, axis=1)[:, k - 1], lengths))
+            limit = np.minimum(limit, _widen(_kth_bound(squares, k), lengths))
             limits[asking] = limit
         near = squares <= _widen(limit, lengths)[:, None]
         cells = np.flatnonzero(near)
@@ -445,11 +447,20 @@ def k_nearest(squares: np.ndarray, k: int, mask: np.ndarray | None, length: floa
         squares = squares[rows]
     if k >= len(squares):
         return np.arange(len(squares)) if rows is None else rows
-    partitioned = squares.copy()
-    partitioned.partition(k - 1)
-    limit = partitioned[k - 1]
-    nearest: np.ndarray = (squares <= _widen(limit, length)).nonzero()[0]
+    nearest: np.ndarray = (squares <= _widen(_kth_bound(squares[None], k), length)).nonzero()[0]
     return nearest if rows is None else rows[nearest]
+
+
+def _kth_bound(squares: np.ndarray, k: int) -> np.ndarray:
+    """For each row no less than its k-th smallest value and little more: the k-th smallest of minima over its columns.
+
+    Selecting from all of them takes ten times as long where there are thousands.
+    """
+    rows, columns = squares.shape
+    if (fold := columns // (_MINIMA * k)) > 1:
+        squares = squares[:, : columns // fold * fold].reshape(rows, fold, -1).min(axis=1)
+    kth: np.ndarray = np.partition(squares, k - 1, axis=1)[:, k - 1]
+    return kth
 
 
 def _widen(kth: Any, length: Any) -> Any:

@@ -27,18 +27,29 @@ router = APIRouter(tags=["search"])
 class SearchOptions(NamedTuple):
     """The parameters of a search."""
 
-    k: Annotated[int, Query(ge=1, le=MAX_K, description="How many hits.")] = 20
+    k: int
+    method: Literal["two_stage", "brute_force", "both"]
+    probes: int
+    rank: Rank
+    label: list[str]
+
+
+# Not the class itself: FastAPI calls what is not `async` in a thread, which takes longer than some searches.
+async def _search_options(
+    k: Annotated[int, Query(ge=1, le=MAX_K, description="How many hits.")] = 20,
     method: Annotated[
         Literal["two_stage", "brute_force", "both"], Query(description="How to search; both: one after the other.")
-    ] = "two_stage"
-    probes: Annotated[int, Query(ge=1, le=MAX_PROBES, description="How many lists a two-stage search reads.")] = 1
+    ] = "two_stage",
+    probes: Annotated[int, Query(ge=1, le=MAX_PROBES, description="How many lists a two-stage search reads.")] = 1,
     rank: Annotated[
         Rank, Query(description="What makes items alike; auto: the predicted class, or looks where that came later.")
-    ] = "auto"
-    label: Annotated[list[str], Query(max_length=64, description="Only items with one of these labels.")] = []  # noqa: RUF012
+    ] = "auto",
+    label: Annotated[list[str], Query(max_length=64, description="Only items with one of these labels.")] = [],  # noqa: B006
+) -> SearchOptions:
+    return SearchOptions(k, method, probes, rank, label)
 
 
-Options = Annotated[SearchOptions, Depends(SearchOptions)]
+Options = Annotated[SearchOptions, Depends(_search_options)]
 
 
 @router.post("/search", openapi_extra=REQUEST_BODY)
