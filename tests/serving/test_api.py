@@ -22,10 +22,10 @@ from kedge.errors import ConfigError, ServiceError
 from kedge.gallery import Gallery
 from kedge.gallery.anchors import Anchors
 from kedge.gallery.calibration import Calibration, CalibrationFile, save_calibration
-from kedge.serving import batching
 from kedge.serving.app import create_app
 from kedge.serving.catalogue import shown_name
 from kedge.serving.projection import MAX_ANCHORS, Projection
+from kedge.serving.service import _WORKERS, QueryVectors, Service
 from kedge.serving.settings import Settings
 
 Query = Callable[..., bytes]
@@ -513,15 +513,15 @@ def test_a_new_version_is_seen_at_once(api: TestClient, own_gallery: Path) -> No
 def test_queries_that_arrive_together_share_a_batch(built: Path, query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     go = threading.Event()
-    plain = batching.BatchedEncoder._embed
+    plain = Service._embed
 
-    def slow(self: batching.BatchedEncoder, several: list) -> np.ndarray:  # type: ignore[type-arg]
+    def slow(self: Service, shape: tuple[int, ...], several: list[np.ndarray]) -> list[QueryVectors]:
         sizes.append(len(several))
         if len(sizes) == 2:  # the first was the server's own, to get ready
             go.wait(60)
-        return plain(self, several)
+        return plain(self, shape, several)
 
-    monkeypatch.setattr(batching.BatchedEncoder, "_embed", slow)
+    monkeypatch.setattr(Service, "_embed", slow)
     expected = [Gallery.open(built).search(query(label), k=1).ids for label in CLASSES]
 
     async def ask() -> list[list[int]]:
@@ -538,7 +538,7 @@ def test_queries_that_arrive_together_share_a_batch(built: Path, query: Query, m
                 while len(sizes) < 2:
                     await asyncio.sleep(0.01)
                 others = [asyncio.create_task(one(label)) for label in CLASSES[1:] + CLASSES]
-                while len(app.state.service._encoder._queue) < len(others):
+                while len(app.state.service._encoding._queue) < len(others):
                     await asyncio.sleep(0.01)
                 go.set()
                 return await asyncio.gather(first, *others)
@@ -549,20 +549,73 @@ def test_queries_that_arrive_together_share_a_batch(built: Path, query: Query, m
     assert found == [*expected, *expected]
 
 
+@pytest.mark.parametrize("method", ["two_stage", "brute_force", "both"])
+def test_searches_that_arrive_together_share_a_batch(
+    built: Path, query: Query, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    sizes: list[int] = []
+    go, plain = threading.Event(), Service.search
+
+    def slow(self: Service, catalogue: Any, several: list[QueryVectors], k: int, **options: Any) -> Any:
+        sizes.append(len(several))
+        go.wait(60)
+        return plain(self, catalogue, several, k, **options)
+
+    async def ask() -> tuple[list[Any], list[Any]]:
+        app = create_app(built)
+        async with app.router.lifespan_context(app):
+            queue, transport = app.state.service.searching._queue, httpx.ASGITransport(app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost/api/v1") as client:
+
+                async def one(label: str, k: int = 3) -> Any:
+                    params = {"k": k, "method": method}
+                    answer = (await client.post("/search", params=params, content=query(label), headers=PNG)).json()
+                    # Not the distances: embeddings differ in their last digits where images share a batch.
+                    hits = [[(hit["id"], hit["anchor"]) for hit in search["hits"]] for search in answer["searches"]]
+                    facts = [
+                        (search["method"], search["looked_at"], search["compared"]) for search in answer["searches"]
+                    ]
+                    return (
+                        hits,
+                        facts,
+                        answer["rank"],
+                        answer["unknown"],
+                        [each["anchor"] for each in answer["nearest"]],
+                    )
+
+                alone = [await one(label) for label in CLASSES]
+                monkeypatch.setattr(Service, "search", slow)
+                busy = []
+                for threads in range(1, _WORKERS + 1):
+                    busy.append(asyncio.create_task(one("level", 10 + threads)))
+                    while len(sizes) < threads:
+                        await asyncio.sleep(0.01)
+                together = [asyncio.create_task(one(label)) for label in CLASSES]
+                while len(queue) < len(together):
+                    await asyncio.sleep(0.01)
+                go.set()
+                await asyncio.gather(*busy)
+                return alone, await asyncio.gather(*together)
+
+    alone, together = asyncio.run(ask())
+    assert len(CLASSES) in sizes
+    assert together == alone
+
+
 def test_whoever_comes_too_many_is_told_to_come_back(
     built: Path, query: Query, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go = threading.Event()
-    plain = batching.BatchedEncoder._embed
+    plain = Service._embed
     calls: list[int] = []
 
-    def slow(self: batching.BatchedEncoder, several: list) -> np.ndarray:  # type: ignore[type-arg]
+    def slow(self: Service, shape: tuple[int, ...], several: list[np.ndarray]) -> list[QueryVectors]:
         calls.append(1)
         if len(calls) > 1:
             go.wait(10)
-        return plain(self, several)
+        return plain(self, shape, several)
 
-    monkeypatch.setattr(batching.BatchedEncoder, "_embed", slow)
+    monkeypatch.setattr(Service, "_embed", slow)
     with client_of(built, Settings(concurrency=2)) as api:
         answers: list[httpx.Response] = []
         threads = [

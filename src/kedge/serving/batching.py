@@ -1,4 +1,4 @@
-"""From the bytes of an image to its vectors: decoder processes that may be killed, and one encoder for all."""
+"""What requests share: threads that answer several at once, and decoder processes that may be killed."""
 
 from __future__ import annotations
 
@@ -8,85 +8,83 @@ import os
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-import torch
 
 from kedge.errors import ImageError
 from kedge.images import Preprocessing
-from kedge.model import Model
-from kedge.serving.metrics import Metrics
 
-__all__ = ["BatchedEncoder", "Decoders", "QueryVectors"]
+__all__ = ["Batches", "Decoders"]
+
+K = TypeVar("K")
+Q = TypeVar("Q")
+A = TypeVar("A")
 
 _PROGRAM = "from kedge.images.decoder import main; main()"
 
 
-class QueryVectors(NamedTuple):
-    """One query in both spaces of a gallery."""
+class Request(NamedTuple):
+    """What is asked, and who waits for the answer; requests of the same `work` and `kind` may share a batch."""
 
-    embedding: np.ndarray
-    features: np.ndarray | None
-    """None: the gallery keeps none of them, or not of this item."""
-
-
-_Request = tuple[np.ndarray, "asyncio.Future[QueryVectors]"]
+    work: Callable[[Any, list[Any]], Sequence[Any]]
+    kind: Any
+    query: Any
+    answer: asyncio.Future[Any]
 
 
-class BatchedEncoder:
-    """Dynamic batching: images that arrive while a batch is encoded are the next one; nobody waits for one to fill."""
+class Batches:
+    """Dynamic batching: requests that come while the threads are busy are the next batch; none waits for it to fill."""
 
-    def __init__(self, model: Model, batch_size: int, metrics: Metrics) -> None:
-        self._model, self._batch_size, self._metrics = model, batch_size, metrics
-        self._queue: deque[_Request] = deque()
-        # One thread, since each has an OpenMP team of its own.
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="encoder")
-        self._worker: asyncio.Task[None] | None = None
+    def __init__(self, size: int, threads: int, name: str) -> None:
+        self._size, self._threads = size, threads
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self._queue: deque[Request] = deque()
+        self._workers: set[asyncio.Task[None] | None] = set()
 
-    async def embed(self, pixels: np.ndarray) -> QueryVectors:
-        """Embedding and features of one image of the size that the encoder takes."""
-        future: asyncio.Future[QueryVectors] = asyncio.get_running_loop().create_future()
-        self._queue.append((pixels, future))
-        if self._worker is None or self._worker.done():
-            self._worker = asyncio.create_task(self._work())
-        return await future
+    async def run(self, work: Callable[[K, list[Q]], Sequence[A]], kind: K, query: Q) -> A:
+        """The answer of `work` to a query, in a thread, with others of the same kind."""
+        answer: asyncio.Future[A] = asyncio.get_running_loop().create_future()
+        self._queue.append(Request(work, kind, query, answer))
+        if len(self._workers) < self._threads:
+            self._workers.add(asyncio.create_task(self._work()))
+        return await answer
 
     async def _work(self) -> None:
         loop = asyncio.get_running_loop()
-        while batch := self._next_batch():
-            self._metrics.batch.observe(len(batch))
-            outcomes: Sequence[QueryVectors | Exception]
-            try:
-                outcomes = await loop.run_in_executor(self._thread, self._embed, [pixels for pixels, _ in batch])
-            except Exception as error:
-                outcomes = [error] * len(batch)
-            for outcome, (_, future) in zip(outcomes, batch, strict=True):
-                if not future.done():
-                    future.set_exception(outcome) if isinstance(outcome, Exception) else future.set_result(outcome)
+        try:
+            while batch := self._next_batch():
+                (work, kind, _, _), queries = batch[0], [request.query for request in batch]
+                outcomes: Sequence[Any]
+                try:
+                    outcomes = await loop.run_in_executor(self._pool, work, kind, queries)
+                except Exception as error:
+                    outcomes = [error] * len(batch)
+                for outcome, (_, _, _, answer) in zip(outcomes, batch, strict=True):
+                    if not answer.done():
+                        is_error = isinstance(outcome, Exception)
+                        answer.set_exception(outcome) if is_error else answer.set_result(outcome)
+        finally:
+            self._workers.discard(asyncio.current_task())
 
-    def _next_batch(self) -> list[_Request]:
-        """The next requests, as far as their images are of one size."""
-        batch: list[_Request] = []
-        while self._queue and len(batch) < self._batch_size:
-            if batch and self._queue[0][0].shape != batch[0][0].shape:
+    def _next_batch(self) -> list[Request]:
+        """The next requests, as far as they may share a batch."""
+        batch: list[Request] = []
+        while self._queue and len(batch) < self._size:
+            work, kind, _, answer = self._queue[0]
+            if batch and (work, kind) != (batch[0].work, batch[0].kind):
                 break
             request = self._queue.popleft()
-            if not request[1].done():  # its client may have given up
+            if not answer.done():  # its client may have given up
                 batch.append(request)
         return batch
 
-    def _embed(self, batch: list[np.ndarray]) -> list[QueryVectors]:
-        features = self._model.features(torch.from_numpy(np.stack(batch)))
-        embeddings = self._model.embed_features(features)
-        return list(map(QueryVectors, *(vectors.float().cpu().numpy() for vectors in (embeddings, features))))
-
     def close(self) -> None:
-        """Let the thread go."""
-        self._thread.shutdown()
+        """Let the threads go."""
+        self._pool.shutdown()
 
 
 class Decoders:

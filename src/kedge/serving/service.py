@@ -9,13 +9,14 @@ import math
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import anyio.to_thread
 import numpy as np
+import torch
 from fastapi import Depends, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -25,14 +26,14 @@ from kedge.gallery import Gallery, Result
 from kedge.gallery.anchors import Anchors
 from kedge.gallery.inverted_lists import DamagedLists
 from kedge.io import atomic_write
-from kedge.serving.batching import BatchedEncoder, Decoders, QueryVectors
+from kedge.serving.batching import Batches, Decoders
 from kedge.serving.catalogue import UPLOADS, Catalogue, ImageFiles
 from kedge.serving.metrics import Metrics
 from kedge.serving.projection import MAX_ANCHORS, SAMPLE, Projection
 from kedge.serving.settings import Settings
 from kedge.serving.uploads import BUSY, Uploads
 
-__all__ = ["Service", "ServiceDependency"]
+__all__ = ["QueryVectors", "Service", "ServiceDependency"]
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -42,6 +43,14 @@ _THUMBNAIL_CACHE = 512
 _TOUCH_SECONDS = 1.0
 _WORKERS = min(4, os.cpu_count() or 1)
 """Searches at once, and decoders of each kind."""
+
+
+class QueryVectors(NamedTuple):
+    """One query in both spaces of a gallery."""
+
+    embedding: np.ndarray
+    features: np.ndarray | None
+    """None: the gallery keeps none of them, or not of this item."""
 
 
 class Service:
@@ -56,13 +65,15 @@ class Service:
         self.uploads = Uploads(settings, metrics)
         self._slots = asyncio.Semaphore(settings.concurrency)
         model = self.gallery.model
-        self._encoder = None if model is None else BatchedEncoder(model, settings.batch, metrics)
+        # One thread, since each has an OpenMP team of its own.
+        self._encoding = Batches(settings.batch, 1, "encoder")
+        # More threads than cores would wait for the interpreter's lock.
+        self.searching = Batches(settings.batch, _WORKERS, "search")
         self.fingerprint = "" if model is None else model.fingerprint  # hashes all weights
         # Uploads and thumbnails apart: neither waits for the other's slow images.
         self._upload_decoders, self._thumbnail_decoders = (
             Decoders(_WORKERS, settings.decode_seconds, settings.max_pixels) for _ in range(2)
         )
-        self._search_threads = anyio.CapacityLimiter(_WORKERS)
         self._thumbnails: dict[tuple[int, Path], bytes] = {}
         """By id as well: a later item may have a new image in the same file."""
         self._files = ImageFiles(self.gallery.path, settings.images)
@@ -79,18 +90,14 @@ class Service:
         if self.gallery.model is not None:
             side = self.gallery.model.preprocessing.size or 32
             query = await self.embed(np.zeros((3, side, side), np.uint8))
-            await run_in_threadpool(self.search, catalogue, query, 1)
-
-    async def in_search_thread(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Run a search in a thread: one for each core, since more would wait for the interpreter's lock."""
-        return await anyio.to_thread.run_sync(work, *arguments, limiter=self._search_threads)
+            await run_in_threadpool(self.search, catalogue, [query], 1)
 
     async def close(self) -> None:
         """Finish what was begun."""
         await self._upload_decoders.close()
         await self._thumbnail_decoders.close()
-        if self._encoder is not None:
-            self._encoder.close()
+        self._encoding.close()
+        self.searching.close()
 
     @asynccontextmanager
     async def slot(self) -> AsyncIterator[asyncio.Timeout]:
@@ -134,10 +141,17 @@ class Service:
         return await self._upload_decoders.pixels(content, model.preprocessing)
 
     async def embed(self, pixels: np.ndarray) -> QueryVectors:
-        """Embedding and features of an image, in a batch with those of other requests."""
-        if self._encoder is None:
+        """Embedding and features of an image of the size that the encoder takes, in a batch with those of others."""
+        return await self._encoding.run(self._embed, pixels.shape, pixels)
+
+    def _embed(self, shape: tuple[int, ...], batch: list[np.ndarray]) -> list[QueryVectors]:
+        del shape
+        if (model := self.gallery.model) is None:
             raise RuntimeError("There is no encoder.")
-        return await self._encoder.embed(pixels)
+        self.metrics.batch.observe(len(batch))
+        features = model.features(torch.from_numpy(np.stack(batch)))
+        embeddings = model.embed_features(features)
+        return list(map(QueryVectors, *(vectors.float().cpu().numpy() for vectors in (embeddings, features))))
 
     async def embed_text(self, text: str) -> np.ndarray:
         """A text in the space of the features."""
@@ -161,13 +175,13 @@ class Service:
         except DamagedLists:
             return QueryVectors(*self.gallery.item_vectors(id))  # the search that follows has the lists rebuilt
 
-    def search(self, catalogue: Catalogue, query: QueryVectors, k: int, **options: Any) -> Result:
-        """`Gallery.search_embeddings` for one query, in one version."""
-        features = None if query.features is None else query.features[None]
-        [result] = self.gallery.search_embeddings(
-            query.embedding[None], k, features=features, snapshot=catalogue.snapshot, **options
+    def search(self, catalogue: Catalogue, queries: Sequence[QueryVectors], k: int, **options: Any) -> list[Result]:
+        """`Gallery.search_embeddings` in one version, for queries that all have features or all have none."""
+        embeddings, features = zip(*queries, strict=True)
+        looks = None if features[0] is None else np.stack(features)
+        return self.gallery.search_embeddings(
+            np.stack(embeddings), k, features=looks, snapshot=catalogue.snapshot, **options
         )
-        return result
 
     def projection(self, catalogue: Catalogue) -> Projection:
         """The map of this version, fitted when first asked for and where its anchors are others; hold `drawing`."""

@@ -12,14 +12,14 @@ from starlette.exceptions import HTTPException
 from kedge.gallery import Hit, Result
 from kedge.gallery.gallery import Method, Rank
 from kedge.serving import schemas
-from kedge.serving.batching import QueryVectors
 from kedge.serving.catalogue import Catalogue, shown_name
 from kedge.serving.schemas import MAX_K, MAX_PROBES, MAX_TEXT, Id
-from kedge.serving.service import Service, ServiceDependency
+from kedge.serving.service import QueryVectors, Service, ServiceDependency
 from kedge.serving.uploads import REQUEST_BODY
 
 __all__ = ["hit_schemas", "router"]
 
+_METHODS: tuple[schemas.Method, ...] = get_args(schemas.Method)
 _NEAREST_ANCHORS = 5
 router = APIRouter(tags=["search"])
 
@@ -52,6 +52,14 @@ async def _search_options(
 Options = Annotated[SearchOptions, Depends(_search_options)]
 
 
+class Asked(NamedTuple):
+    """A query (or the id of an item), when its request had arrived, and the seconds that its vectors took."""
+
+    query: QueryVectors | int
+    started: float
+    encoder: float | None
+
+
 @router.post("/search", openapi_extra=REQUEST_BODY)
 async def search(request: Request, options: Options, service: ServiceDependency) -> schemas.Answer:
     """The items most like an image."""
@@ -63,7 +71,7 @@ async def search(request: Request, options: Options, service: ServiceDependency)
         decoded = time.perf_counter()
         vectors = await service.embed(pixels)
         encoder = time.perf_counter() - decoded
-        return await service.in_search_thread(_answer, service, vectors, options, started, encoder)
+        return await service.searching.run(_answers, (service, options, None), Asked(vectors, started, encoder))
 
 
 @router.get("/items/{id}/similar")
@@ -71,7 +79,7 @@ async def similar(id: Id, options: Options, service: ServiceDependency) -> schem
     """The items most like another one."""
     _check_rank(service, options)
     async with service.slot():
-        return await service.in_search_thread(_answer, service, id, options, time.perf_counter(), None)
+        return await service.searching.run(_answers, (service, options, id), Asked(id, time.perf_counter(), None))
 
 
 @router.get("/search")
@@ -85,7 +93,7 @@ async def search_text(
         started = time.perf_counter()
         vector = await service.embed_text(text)
         encoder = time.perf_counter() - started
-        return await service.in_search_thread(_answer_text, service, vector, options, started, encoder)
+        return await service.searching.run(_text_answers, (service, options), (vector, started, encoder))
 
 
 def hit_schemas(hits: Iterable[Hit]) -> list[schemas.Hit]:
@@ -101,59 +109,74 @@ def _check_rank(service: Service, options: SearchOptions) -> None:
         raise HTTPException(400, "This gallery has no features beside its embeddings; leave rank=looks out.")
 
 
-def _answer(
-    service: Service, asked: QueryVectors | int, options: SearchOptions, started: float, encoder: float | None
-) -> schemas.Answer:
-    """What one version of the gallery holds that is like an image, or like an item (its id)."""
+def _answers(kind: tuple[Service, SearchOptions, int | None], batch: list[Asked]) -> list[schemas.Answer]:
+    """What one version of the gallery holds that is like each image, or like an item (its id)."""
+    service, options, id = kind
     catalogue = service.catalogue()
-    exclude_id = asked if isinstance(asked, int) else None
-    query = service.vectors(catalogue, asked) if isinstance(asked, int) else asked
-    if options.rank == "looks" and query.features is None:
-        raise HTTPException(400, f"Item {exclude_id} was added without features; leave rank=looks out.")
-    chosen = {"probes": options.probes, "where": _filter(options), "exclude_id": exclude_id}
+    queries = [service.vectors(catalogue, query) if isinstance(query, int) else query for query, _, _ in batch]
+    if options.rank == "looks" and queries[0].features is None:
+        raise HTTPException(400, f"Item {id} was added without features; leave rank=looks out.")
+    chosen = {"probes": options.probes, "where": _filter(options), "exclude_id": id}
 
-    def search(method: Method, rank: Rank) -> Result:
-        result = service.search(catalogue, query, options.k, method=method, rank=rank, **chosen)
-        service.metrics.searched.labels(method).observe(result.seconds)
-        return result
+    def search(method: Method, rank: Rank, some: list[QueryVectors]) -> list[Result]:
+        results = service.search(catalogue, some, options.k, method=method, rank=rank, **chosen)
+        for result in results:
+            service.metrics.searched.labels(method).observe(result.seconds)
+        return results
 
-    if options.method == "both":
-        first = search("two_stage", options.rank)
-        # Both by the same distances, embeddings' or features': else they could not be compared. One after the other,
-        # so that neither is in the other's way.
-        results = {method: search(method, first.rank) for method in get_args(schemas.Method)}
+    if (asked := options.method) == "both":
+        first = search("two_stage", options.rank, queries)
+        # Both by the same distances, embeddings' or features': else they could not be compared. One after the other, so
+        # that neither is in the other's way.
+        found = [
+            {method: search(method, result.rank, [query])[0] for method in _METHODS}
+            for query, result in zip(queries, first, strict=True)
+        ]
     else:
-        first = search(options.method, options.rank)
-        results = {options.method: first}
-    return schemas.Answer(
-        searches=[_search_schema(catalogue, query.embedding, method, result) for method, result in results.items()],
-        nearest=[
-            schemas.NearAnchor(anchor=number, name=name, distance=distance)
-            for number, name, distance in catalogue.snapshot.anchors.closest(query.embedding, _NEAREST_ANCHORS)
-        ],
-        rank=first.rank,
-        unknown=first.unknown,
-        place=service.place(query.embedding),
-        seconds=schemas.Seconds(encoder=encoder, total=time.perf_counter() - started),
-        record=catalogue.snapshot.version,
-    )
+        first = search(asked, options.rank, queries)
+        found = [{asked: result} for result in first]
+    answers = []
+    for (_, started, encoder), query, result, results in zip(batch, queries, first, found, strict=True):
+        answers.append(
+            schemas.Answer(
+                searches=[
+                    _search_schema(catalogue, query.embedding, method, searched) for method, searched in results.items()
+                ],
+                nearest=[
+                    schemas.NearAnchor(anchor=number, name=name, distance=distance)
+                    for number, name, distance in catalogue.snapshot.anchors.closest(query.embedding, _NEAREST_ANCHORS)
+                ],
+                rank=result.rank,
+                unknown=result.unknown,
+                place=service.place(query.embedding),
+                seconds=schemas.Seconds(encoder=encoder, total=time.perf_counter() - started),
+                record=catalogue.snapshot.version,
+            )
+        )
+    return answers
 
 
-def _answer_text(
-    service: Service, vector: np.ndarray, options: SearchOptions, started: float, encoder: float
-) -> schemas.Answer:
-    """What one version of the gallery holds that is like a text: it is near no anchor, and not on the map."""
+def _text_answers(
+    kind: tuple[Service, SearchOptions], batch: list[tuple[np.ndarray, float, float]]
+) -> list[schemas.Answer]:
+    """What one version of the gallery holds that texts describe: they are near no anchor, and not on the map."""
+    service, options = kind
     catalogue, where = service.catalogue(), _filter(options)
-    searches = []
-    for method in get_args(schemas.Method) if options.method == "both" else [options.method]:
-        result = service.gallery.search_text_vector(vector, options.k, method, where, snapshot=catalogue.snapshot)
-        service.metrics.searched.labels(method).observe(result.seconds)
-        searches.append(_search_schema(catalogue, vector, method, result))
-    seconds = schemas.Seconds(encoder=encoder, total=time.perf_counter() - started)
-    version = catalogue.snapshot.version
-    return schemas.Answer(
-        searches=searches, nearest=[], rank="looks", unknown=None, place=None, seconds=seconds, record=version
-    )
+    answers = []
+    for vector, started, encoder in batch:
+        searches = []
+        for method in _METHODS if options.method == "both" else [options.method]:
+            result = service.gallery.search_text_vector(vector, options.k, method, where, snapshot=catalogue.snapshot)
+            service.metrics.searched.labels(method).observe(result.seconds)
+            searches.append(_search_schema(catalogue, vector, method, result))
+        seconds = schemas.Seconds(encoder=encoder, total=time.perf_counter() - started)
+        version = catalogue.snapshot.version
+        answers.append(
+            schemas.Answer(
+                searches=searches, nearest=[], rank="looks", unknown=None, place=None, seconds=seconds, record=version
+            )
+        )
+    return answers
 
 
 def _filter(options: SearchOptions) -> str | None:
