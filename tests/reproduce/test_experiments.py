@@ -229,6 +229,14 @@ def test_the_last_row_of_the_ablation_is_the_loss_as_it_is() -> None:
     assert table2 < ablation
 
 
+def test_the_last_of_few_shots_is_the_run_with_all_images() -> None:
+    selection = Selection(datasets=("cifar100",), encoders=("resnet18",), losses=("cam",), seeds=(0,))
+    few, [whole] = EXPERIMENTS["fewshot"].jobs(selection), EXPERIMENTS["table1"].jobs(selection)
+    assert [job.changes for job in few[:-1]] == [(f"split.shots={2**power}",) for power in range(9)]
+    assert few[-1] == whole
+    assert [EXPERIMENTS["fewshot"].row(job)[2] for job in few[-2:]] == ["256", "all"]
+
+
 def test_the_paper_in_full() -> None:
     counts = {name: len(experiment.jobs(Selection(seeds=(0,)))) for name, experiment in EXPERIMENTS.items()}
     assert counts["table1"] == 4 * 4 * 3

@@ -40,7 +40,7 @@ def serve(
         int, typer.Option(min=1, help="Maximum open connections per client address; a proxy counts as one.")
     ] = 512,
     waiting: Annotated[int, typer.Option(min=1, help="Maximum concurrent requests; excess requests get 429.")] = 128,
-    batch: Annotated[int, typer.Option(min=1, help="Maximum images per encoder batch.")] = 32,
+    batch: Annotated[int, typer.Option(min=1, help="Maximum images per batch (encoder and search).")] = 32,
     memory: Annotated[
         int, typer.Option(min=64, help="MiB of memory for the gallery, beside the system's file cache.")
     ] = 1024,

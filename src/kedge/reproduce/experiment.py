@@ -58,6 +58,8 @@ class Experiment:
     measures: ClassVar[tuple[str, ...]] = ("scores",)
     sweeps: ClassVar[str | None] = None
     """The configuration key whose values are compared, if one is."""
+    sweeps_to_all: ClassVar[bool] = False
+    """Whether a run without that key is the last of the comparison; `sys.maxsize` in a selection stands for it."""
     needs_images: ClassVar[bool] = False
     """Whether its figures show the dataset's images."""
     in_paper: ClassVar[bool] = True

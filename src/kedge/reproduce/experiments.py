@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -226,6 +227,7 @@ class FewShot(Curves):
     title = "Few pictures of each class"
     labels = ("dataset", "encoder", "shots", "loss")
     sweeps = "split.shots"
+    sweeps_to_all = True
     x_label = "images of each class"
     notes = (
         "The plateau is seen on a tenth of all training images, of which the shots are none. The last row, with all "
@@ -238,9 +240,9 @@ class FewShot(Curves):
 
     def variants(self, job: Job, selection: Selection) -> Sequence[tuple[str, ...]]:
         """As many shots as the largest class has images are all images: the run of the first table."""
-        largest = _largest_class(job.dataset, selection)
+        all_images = sys.maxsize if selection.sweep else _largest_class(job.dataset, selection)
         numbers = selection.sweep or self.numbers(job.dataset, selection)
-        return [(f"{self.sweeps}={number}",) if number < largest else () for number in numbers]
+        return [(f"{self.sweeps}={number}",) if number < all_images else () for number in numbers]
 
     def is_specific(self, job: Job) -> bool:
         """The run with all images is in the first table, too."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -133,6 +134,8 @@ def _selection(experiment: Experiment, lines: Sequence[ResultLine], data_files: 
 
     changes = [change.partition("=") for line in lines for change in line.changes]
     numbers = tuple(sorted({int(value) for name, _, value in changes if name == experiment.sweeps}))
+    if numbers and experiment.sweeps_to_all:
+        numbers = (*numbers, sys.maxsize)
     return Selection(
         datasets=ordered("dataset", experiment.datasets),
         encoders=ordered("encoder", experiment.encoders),
