@@ -106,6 +106,8 @@ class InvertedLists:
     long_paths: dict[int, str] = field(default_factory=dict)
     blocks: BlockChecksums | None = None
     """Checksums of what is on disk; None for lists in memory."""
+    _intact: set[int] = field(default_factory=set, init=False)
+    """Lists that were compared with them."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -122,8 +124,11 @@ class InvertedLists:
 
     def prefetch(self, numbers: Iterable[int]) -> None:
         """Prefetch lists not read yet, and compare their bytes with their checksums."""
-        if self.blocks is not None and not self.blocks.all_intact:
-            self.blocks.check([self.bounds(number) for number in numbers])
+        if self.blocks is None or self.blocks.all_intact:
+            return
+        if pending := [number for number in numbers if number not in self._intact]:
+            self.blocks.check([self.bounds(number) for number in pending])
+            self._intact.update(pending)
 
     def verify(self) -> None:
         """Compare all bytes with their checksums, unless that was done before."""
