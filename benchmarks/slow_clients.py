@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from kedge.reproduce.machine import describe
-from serving import GALLERIES, ask, first_answer, serving
+from serving import GALLERIES, ROOT, Server, ask, first_answer, serving
 
 RESULTS = Path(__file__).parent / "results" / "slow_clients.json"
 TARGET = 0.9
@@ -47,14 +47,15 @@ def main() -> None:
     parser.add_argument("--out", default=str(RESULTS))
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        setting = GALLERIES[given.gallery](Path(folder))
-        with serving(setting.gallery, 32) as (server, port):
-            asyncio.run(first_answer(port, setting.pictures[0]))
+        GALLERIES[given.gallery](Path(folder))
+        pictures = [file.read_bytes() for file in sorted(Path(folder, "queries").rglob("*.png"))]
+        with serving(Path(folder, "gallery"), Server(ROOT / "src")) as (server, port):
+            asyncio.run(first_answer(port, pictures[0]))
             rows = []
             for _ in range(given.rounds):
-                row = {"without": asyncio.run(ordinary(server.pid, port, setting.pictures, given))}
+                row = {"without": asyncio.run(ordinary(server.pid, port, pictures, given))}
                 with others(port, given.slow_headers, given.half_bodies, given.body):
-                    row["with"] = asyncio.run(ordinary(server.pid, port, setting.pictures, given))
+                    row["with"] = asyncio.run(ordinary(server.pid, port, pictures, given))
                 row["ratio"] = divided(row, "requests_per_second")
                 row["cpu_ratio"] = divided(row, "cpu_ms_per_request")
                 print(json.dumps(row), flush=True)

@@ -52,6 +52,12 @@ def beside_slow_clients(*options: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
+def test_clients_that_never_finish_for_a_moment() -> None:
+    few = ("--clients", "2", "--slow-headers", "4", "--half-bodies", "2", "--body", "4096")
+    *_, whole = beside_slow_clients("--rounds", "1", "--seconds", "1", *few)
+    assert whole["refused"] == 0
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(1200)
 def test_nobody_waits_for_clients_that_never_finish(capsys: pytest.CaptureFixture[str]) -> None:
